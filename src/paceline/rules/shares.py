@@ -1,0 +1,51 @@
+"""How many micro-batches each worker of unequal speed should compute in a blocking round."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+
+def shares_by_speed(seconds: Sequence[float], total: int) -> tuple[int, ...]:
+    """Divide `total` micro-batches so that the slowest to finish finishes as soon as possible; everybody gets one.
+
+    Args:
+        seconds: what each worker needs for one micro-batch.
+        total: micro-batches to divide, at least one a worker.
+
+    Each next micro-batch goes to whoever would have finished it first, which minimises max_i n_i·t_i over all whole
+    divisions (any other division gives some worker a micro-batch that ends later than all of these).
+
+    >>> shares_by_speed([1, 1, 2, 4], 11)
+    (4, 4, 2, 1)
+    """
+    counts = [1] * len(seconds)
+    ends = [(2 * each, rank) for rank, each in enumerate(seconds)]
+    heapq.heapify(ends)
+    for _ in range(total - len(seconds)):
+        _, rank = ends[0]
+        counts[rank] += 1
+        heapq.heapreplace(ends, ((counts[rank] + 1) * seconds[rank], rank))
+    return tuple(counts)
+
+
+def round_seconds(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    """How long a blocking round with these counts takes: until the last worker is done.
+
+    >>> round_seconds([4, 4, 2, 1], [1, 1, 2, 4])
+    4
+    """
+    return max(count * each for count, each in zip(counts, seconds, strict=True))
+
+
+def resized(counts: tuple[int, ...], seconds: Sequence[float], dead_band: float) -> tuple[int, ...]:
+    """The counts for the next round: the old ones, unless new ones would shorten it by more than the dead band.
+
+    >>> resized((3, 3), [1.0, 1.05], dead_band=0.1)
+    (3, 3)
+    >>> resized((3, 3), [1.0, 2.0], dead_band=0.1)
+    (4, 2)
+    """
+    better = shares_by_speed(seconds, sum(counts))
+    gain = 1 - round_seconds(better, seconds) / round_seconds(counts, seconds)
+    return better if gain > dead_band else counts
