@@ -1,0 +1,180 @@
+"""What Paceline costs on equal workers: side by side with PyTorch DDP, and the driver alone.
+
+    scripts/bench overhead [--rounds 7]
+
+Two ranks on two cores, real compute, no sleeping, an MLP of a million parameters. DDP and the strategies take turns in
+the same processes, so that a change of the machine's load hits all of them; the figure is the median of the ratios of
+neighbouring turns. The second part gives a loop of 5 ms micro-batches to one rank, with and without Paceline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import paceline
+
+MICRO_BATCH = 128
+STEPS = 60
+CONTENDERS = ("ddp", "all-reduce", "abs-sgd")
+
+
+def million_parameters() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(784, 784), nn.ReLU(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def dataset(samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 784, generator=generator)
+    return TensorDataset(x, torch.randint(10, (samples,), generator=generator))
+
+
+def train_ddp(data: TensorDataset) -> float:
+    """Samples a second of this rank under DDP, as its documentation advises."""
+    model = DistributedDataParallel(million_parameters(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loader = DataLoader(data, batch_size=MICRO_BATCH, sampler=DistributedSampler(data, seed=0))
+    dist.barrier()
+    began = time.perf_counter()
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return len(data) / (time.perf_counter() - began)
+
+
+def train_paceline(strategy: str, data: TensorDataset, folder: Path) -> float:
+    """Samples a second of all ranks together under Paceline."""
+    model = million_parameters()
+    began = 0.0
+    with paceline.Run(strategy, out=folder) as run:
+        loader = run.loader(data, micro_batch=MICRO_BATCH, epochs=1)
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+        for x, y in loader:
+            if not began:
+                dist.barrier()
+                began = time.perf_counter()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return len(data) / (time.perf_counter() - began)
+
+
+def rank_main(rounds: int, out: Path) -> None:
+    """One rank of two: all contenders in turn, several times."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    data = dataset(MICRO_BATCH * STEPS * 2)
+    lines = []
+    for turn in range(rounds + 1):
+        speeds = {}
+        for contender in CONTENDERS:
+            dist.barrier()
+            if contender == "ddp":
+                speeds[contender] = train_ddp(data)
+            else:
+                os.environ["TORCHELASTIC_RESTART_COUNT"] = f"{turn}-{contender}"  # a control plane of its own
+                speeds[contender] = train_paceline(contender, data, out / "runs")
+        if turn:  # the first is the warm-up
+            lines.append(" ".join(str(speeds[contender]) for contender in CONTENDERS))
+    if dist.get_rank() == 0:
+        (out / "speeds.txt").write_text("\n".join(lines))
+    dist.destroy_process_group()
+
+
+def against_ddp(rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as out, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, "--rank-of", out, "--rounds", str(rounds)], env=common | {"RANK": str(r)})
+            for r in (0, 1)
+        ]
+        failed = any(rank.wait() for rank in ranks)
+        del store
+        if failed:
+            raise SystemExit("a rank failed")
+        rows = [[float(v) for v in line.split()] for line in (Path(out) / "speeds.txt").read_text().splitlines()]
+    print(f"Two equal ranks, MLP of {sum(p.numel() for p in million_parameters().parameters()):,} parameters, "
+          f"micro-batch {MICRO_BATCH}, {len(rows)} alternating turns")
+    for place, contender in enumerate(CONTENDERS):
+        speeds = [row[place] for row in rows]
+        ratios = sorted(row[place] / row[0] for row in rows)
+        print(f"  {contender:12} {statistics.median(speeds):9.0f} samples/s   of DDP: median "
+              f"{statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")
+
+
+def driver_alone(rounds: int) -> None:
+    """A 5 ms micro-batch on one rank, plain and with Paceline, in turns."""
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    x, y = torch.randn(64, 256), torch.randint(10, (64,))
+    data = TensorDataset(x.repeat(400, 1), y.repeat(400))
+    results: dict[str, list[float]] = {"plain": [], "all-reduce": [], "abs-sgd": []}
+
+    def micro_batch(optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        until = time.perf_counter() + 0.005
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        while time.perf_counter() < until:  # computing: sleeping would hide what runs beside it
+            pass
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory() as out:
+        for _ in range(rounds):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            began = time.perf_counter()
+            for batch in DataLoader(data, batch_size=64, shuffle=True):
+                micro_batch(optimizer, *batch)
+            results["plain"].append((time.perf_counter() - began) / 400)
+            for strategy in ("all-reduce", "abs-sgd"):
+                with paceline.Run(strategy, out=out) as run:
+                    loader = run.loader(data, micro_batch=64, epochs=1)
+                    wrapped = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+                    began = 0.0
+                    for batch in loader:
+                        began = began or time.perf_counter()
+                        micro_batch(wrapped, *batch)
+                    results[strategy].append((time.perf_counter() - began) / 399.5)
+    print("One rank, micro-batches of 5 ms, MLP of 68,362 parameters")
+    for name, seconds in results.items():
+        added = [mine / plain - 1 for mine, plain in zip(seconds, results["plain"], strict=True)]
+        print(f"  {name:12} {statistics.median(seconds) * 1e3:.4f} ms a micro-batch, adds {statistics.median(added):+.2%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rank-of", type=Path)
+    arguments = parser.parse_args()
+    if arguments.rank_of:
+        rank_main(arguments.rounds, arguments.rank_of)
+        return
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, "
+          f"torch {torch.__version__}, Python {platform.python_version()}")
+    against_ddp(arguments.rounds)
+    driver_alone(max(3, arguments.rounds // 2))
+
+
+if __name__ == "__main__":
+    main()

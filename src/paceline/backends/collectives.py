@@ -1,0 +1,121 @@
+"""Collectives on torch.distributed: started at once, polled, and never waited for without looking around.
+
+A blocked gloo collective is woken by nothing but its own time-out, so a rank waits in slices and asks in between
+whether somebody was lost; then it gives up with that name instead of hanging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.backends.driver import WaitableWork
+from paceline.errors import PacelineError
+
+T = TypeVar("T")
+SLICE = timedelta(seconds=0.25)
+# The heartbeat finds a dead or hanging peer; torch's own time-out is the last resort behind it.
+LAST_RESORT = timedelta(minutes=30)
+# A broken socket is seen at once; who broke it is known a little later.
+NAMING_SECONDS = 3.0
+
+
+class Collectives:
+    """One process group over all ranks.
+
+    Args:
+        store: where ranks find each other; prefixed by the membership's generation.
+        rank, world_size: this rank and how many there are.
+        device: `cuda` uses NCCL, everything else gloo.
+        loopback: all ranks are on this machine, so nothing need listen on other interfaces.
+        check_peers: raises when a peer is known to be lost, or becomes so within the seconds given.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        loopback: bool,
+        check_peers: Callable[[float], None],
+    ) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self._check_peers = check_peers
+        self._group: Any
+        if device.type == "cuda":
+            self._group = dist.ProcessGroupNCCL(store, rank, world_size, LAST_RESORT)
+        else:
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = LAST_RESORT
+            make = dist.ProcessGroupGloo
+            options._devices = [make.create_device(hostname="127.0.0.1") if loopback else make.create_default_device()]
+            self._group = make(store, rank, world_size, options)
+
+    def add_up(self, tensor: Tensor, then: Callable[[Tensor], T], name: str) -> CollectiveWork[T]:
+        """Start to add the tensor over all ranks, in place; `then` makes the result of it."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        return CollectiveWork(self._group.allreduce([tensor], options), tensor, then, name, self._check_peers)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Give rank 0's tensor to all ranks, in place, now."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        work = self._group.broadcast([tensor], options)
+        CollectiveWork(work, tensor, lambda same: same, "the broadcast of the start", self._check_peers).wait()
+
+    def broadcast_bytes(self, content: bytes | None) -> bytes:
+        """Give rank 0's bytes to all ranks."""
+        length = torch.tensor([len(content or b"")], device=self.device)
+        self.broadcast(length)
+        body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        if content:
+            body.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        self.broadcast(body)
+        return bytes(body.cpu().numpy())
+
+
+class CollectiveWork(WaitableWork[T]):
+    """One collective in flight."""
+
+    round_number: int | None = None  # of those that carry a round's gradients
+
+    def __init__(
+        self, work: Any, tensor: Tensor, then: Callable[[Tensor], T], name: str, check_peers: Callable[[float], None]
+    ) -> None:
+        self._work, self._tensor, self._then, self.name = work, tensor, then, name
+        self._check_peers = check_peers
+
+    @property
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, seconds: float | None = None) -> bool:
+        if seconds is not None:
+            return self._wait_once(timedelta(seconds=seconds))
+        while not self._wait_once(SLICE):
+            self._check_peers(0.0)
+        return True
+
+    def _wait_once(self, longest: timedelta) -> bool:
+        try:
+            return bool(self._work.wait(longest))
+        except RuntimeError as error:
+            if not self.done:
+                return False
+            self._check_peers(NAMING_SECONDS)
+            raise PacelineError(
+                f"{self.name} failed.",
+                cause=f"Probably another rank ended or lost its network: {str(error).splitlines()[0]}",
+                remedy="Look for the first error among the other ranks' logs.",
+            ) from error
+
+    def result(self) -> T:
+        self._wait_once(SLICE)  # on NCCL this orders the streams; on gloo it raises what went wrong
+        return self._then(self._tensor)

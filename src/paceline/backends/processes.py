@@ -1,0 +1,234 @@
+"""The processes backend: one rank of a real run, on torch.distributed, a mailbox and the control plane."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.backends.collectives import Collectives, CollectiveWork
+from paceline.backends.driver import DrivenNode, WaitableWork
+from paceline.backends.mailbox import Mailbox
+from paceline.backends.replica import Replica
+from paceline.control.client import ControlClient
+from paceline.node import Gradient, Message, Work
+from paceline.record import Recorder
+from paceline.rules.speed import smoothed
+
+
+class RoundTotal(Gradient):
+    """The gradient of a whole round, and what else travelled with it."""
+
+    __slots__ = ("own", "round_number", "saving", "working")
+
+    def __init__(self, gradient: Gradient, round_number: int, own: int) -> None:
+        super().__init__(gradient.values, gradient.count)
+        self.round_number, self.own = round_number, own
+        self.working = self.saving = False
+
+
+class ProcessNode(DrivenNode):
+    """One rank of a real run.
+
+    Args:
+        replica: the user's model and optimizer.
+        control: the rank's line to the control plane.
+        mailbox: messages between ranks.
+        collectives: the process group.
+        recorder: where the events go.
+        now: seconds since the run began.
+        check_peers: raises when a peer is known to be lost.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        control: ControlClient,
+        mailbox: Mailbox,
+        collectives: Collectives,
+        recorder: Recorder,
+        now: Callable[[], float],
+        check_peers: Callable[[float], None],
+    ) -> None:
+        self.rank, self.world_size = collectives.rank, collectives.world_size
+        self.state: dict[str, Any] = {}
+        self.replica, self._control, self._mailbox = replica, control, mailbox
+        self._collectives, self._recorder, self._now = collectives, recorder, now
+        self._check_peers = check_peers
+        self.rounds = 0
+        self.last_round = -1
+        self.samples_applied = 0
+        self.samples_computed = 0
+        self.out_of_data = False
+        self.save_wanted = False
+        self.after_round: Callable[[RoundTotal], None] = lambda total: None
+        self._finished = False
+        self._seconds_per_sample = 0.0
+        self._started_rounds = 0
+        self._in_flight: list[WaitableWork[Any]] = []
+        self._borrowed: Gradient | None = None
+        self._warned_non_finite = False
+        self._last_backward: torch.cuda.Event | None = None
+
+    # ---- learning
+
+    def computed(self, began: float, count: int, samples: list[range]) -> Gradient:
+        """The gradient that the user's backward pass has just left."""
+        self._bound_run_ahead()
+        ended = self._now()
+        self._seconds_per_sample = smoothed(self._seconds_per_sample, (ended - began) / count)
+        self._recorder.write("compute", self.rank, began, end=ended, samples=count)
+        self.samples_computed += count
+        self._borrowed = self.replica.fresh(count, samples)
+        return self._borrowed
+
+    def _bound_run_ahead(self) -> None:
+        """On CUDA a backward pass is only enqueued when it returns; without a bound a strategy that computes while
+        the network is busy would enqueue dozens. Wait for the one before: at most one runs ahead."""
+        if self.replica.parameters.is_cuda:
+            if self._last_backward is not None:
+                self._last_backward.synchronize()
+            self._last_backward = torch.cuda.Event()
+            self._last_backward.record()
+
+    def keep_borrowed(self) -> None:
+        if self._borrowed is not None:
+            self.replica.own(self._borrowed)
+            self._borrowed = None
+
+    def apply(self, gradient: Gradient) -> None:
+        self.keep_borrowed()  # the step writes into `.grad`
+        self.replica.apply(gradient)
+        self.samples_applied += gradient.count
+        if isinstance(gradient, RoundTotal):
+            self.rounds += 1
+            self.last_round = gradient.round_number
+            self._finished = not gradient.working
+            self._control.commit(gradient.round_number)
+            self._recorder.write(
+                "applied",
+                self.rank,
+                self._now(),
+                round=gradient.round_number,
+                samples=gradient.count,
+                own=gradient.own,
+            )
+            self.after_round(gradient)
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def parameters(self) -> Tensor:
+        return self.replica.parameters
+
+    @property
+    def learning_rate(self) -> float:
+        return self.replica.learning_rate
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.replica.has_momentum
+
+    @property
+    def seconds_per_sample(self) -> float:
+        return self._seconds_per_sample
+
+    # ---- communication
+
+    def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
+        round_number = self._started_rounds
+        self._started_rounds += 1
+        own, samples = gradient.count, gradient.samples
+        buffer, sound = self.replica.contribution(gradient, not self.out_of_data, self.save_wanted)
+        self.save_wanted = False
+        if not sound:
+            self._drop_non_finite(own, samples, round_number)
+            own, samples = 0, []
+        self._control.contribute(round_number, samples)
+        bytes_sent = buffer.numel() * buffer.element_size()
+        self._recorder.write(
+            "join", self.rank, self._now(), round=round_number, samples=own, bytes=bytes_sent
+        )
+
+        def as_total(reduced: Tensor) -> Gradient:
+            together, working, saving = self.replica.total(reduced)
+            total = RoundTotal(together, round_number, own)
+            total.working, total.saving = working, saving
+            return total
+
+        work = self._collectives.add_up(buffer, as_total, f"The all-reduce of round {round_number}")
+        work.round_number = round_number
+        return self._fly(work)
+
+    def _drop_non_finite(self, count: int, samples: list[range], round_number: int) -> None:
+        self.discard(samples, "non-finite gradient")
+        if not self._warned_non_finite:
+            self._warned_non_finite = True
+            text = (
+                f"Rank {self.rank} dropped {count} samples of round {round_number}: their gradient has NaN or infinity. "
+                "Further ones are dropped and counted silently. Probably the learning rate is too high or the data "
+                "has non-finite values; with float16 use a GradScaler."
+            )
+            self._recorder.write("warning", self.rank, self._now(), text=text)
+
+    def discard(self, samples: list[range], reason: str) -> None:
+        """These samples are settled but not used; the account says so."""
+        self._control.discard(samples, reason)
+        count = sum(len(positions) for positions in samples)
+        self._recorder.write("discard", self.rank, self._now(), samples=count, reason=reason)
+
+    def all_gather(self, value: float) -> Work[tuple[float, ...]]:
+        row = torch.zeros(self.world_size, dtype=torch.float64, device=self._collectives.device)
+        row[self.rank] = value
+        return self._fly(self._collectives.add_up(row, lambda full: tuple(full.tolist()), "The gathering of numbers"))
+
+    def send(self, to: int, kind: str, *tensors: Tensor) -> None:
+        self._mailbox.send(to, kind, tensors)
+
+    def receive(self) -> Work[Message]:
+        return self._mailbox.receive()
+
+    def signal(self, round_number: int) -> None:
+        self._control.signal(round_number)
+
+    def signalled(self, round_number: int) -> bool:
+        return self._control.signalled(round_number)
+
+    # ---- for the driver
+
+    def _fly(self, work: WaitableWork[Any]) -> WaitableWork[Any]:
+        self._in_flight = [each for each in self._in_flight if not each.done]
+        self._in_flight.append(work)
+        return work
+
+    def await_any(self, seconds: float) -> None:
+        self._in_flight = [each for each in self._in_flight if not each.done]
+        if self._in_flight:
+            self._in_flight[0].wait(seconds)
+        else:
+            time.sleep(min(seconds, 0.001))  # nothing to wait for, and nothing to compute: do not take the core
+        self._check_peers(0.0)
+
+    def waited(self, work: Work[object], began: float) -> None:
+        if isinstance(work, CollectiveWork) and work.round_number is not None:
+            self._recorder.write("wait", self.rank, began, end=self._now(), round=work.round_number)
+
+    def now(self) -> float:
+        return self._now()
+
+    def sum_now(self, tensor: Tensor) -> Tensor:
+        """Add a tensor over all ranks and wait for it. Only where all ranks do the same: between rounds."""
+        work = self._collectives.add_up(tensor, lambda added: added, "The averaging of running statistics")
+        work.wait()
+        return work.result()
+
+
+def run_clock(origin: float) -> Callable[[], float]:
+    """Seconds since `origin` (a `time.time()`): the same on all processes of a machine, and never going back."""
+    offset = time.time() - time.perf_counter() - origin
+    return lambda: time.perf_counter() + offset

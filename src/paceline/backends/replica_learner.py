@@ -1,0 +1,122 @@
+"""Real gradients for the simulator: one rank's model and optimizer, all ranks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.backends.replica import Replica
+from paceline.control.ledger import order
+from paceline.node import Gradient
+
+BackwardPass = Callable[[nn.Module, NDArray[np.int64]], object]
+"""Puts the gradient of the mean loss over the data set's items with these indices into the parameters' `.grad`."""
+
+
+class ReplicaLearner:
+    """Learns with a `Replica`.
+
+    Args:
+        replica: the rank's own model and optimizer; all ranks start from equal parameters.
+        backward: see `BackwardPass`.
+        samples: length of the data set.
+        rank: whose randomness (dropout) it is: independent of the other ranks'.
+        seed: of the data's order, which is that of a real run with the same seed, and of the randomness.
+    """
+
+    def __init__(self, replica: Replica, backward: BackwardPass, *, samples: int, rank: int, seed: int = 0) -> None:
+        self.replica, self._backward = replica, backward
+        self._samples, self._seed = samples, seed
+        self._borrowed: Gradient | None = None
+        self._modes = _modes()
+        start = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
+        self._random = torch.Generator().manual_seed(start).get_state()
+
+    @property
+    def nbytes(self) -> int:
+        return self.replica.size * self.replica.parameters.element_size()
+
+    @property
+    def parameters(self) -> Tensor:
+        return self.replica.parameters
+
+    @property
+    def learning_rate(self) -> float:
+        return self.replica.learning_rate
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.replica.has_momentum
+
+    def compute(self, samples: list[range]) -> Gradient:
+        self._keep_borrowed()
+        self.replica.zero_gradients()
+        indices = np.concatenate([self._indices(part) for part in samples])
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._random)
+        try:
+            self._backward(self.replica.model, indices)
+            self._random = torch.get_rng_state()
+        finally:
+            torch.set_rng_state(outside)
+        self._borrowed = self.replica.fresh(len(indices), samples)
+        return self._borrowed
+
+    def _indices(self, part: range) -> NDArray[np.int64]:
+        """Which items stand at these positions of the run; a micro-batch may reach into the next epoch."""
+        positions = np.arange(part.start, part.stop)
+        epochs, places = np.divmod(positions, self._samples)
+        first = int(epochs[0])
+        found = _order(self._seed, first, self._samples)[places]
+        if epochs[-1] != first:
+            later = epochs != first
+            found[later] = np.concatenate([self._indices(range(int(p), int(p) + 1)) for p in positions[later]])
+        return found
+
+    def _keep_borrowed(self) -> None:
+        """The next backward pass and the next step overwrite `.grad`: rescue what the coroutine still holds of it."""
+        if self._borrowed is not None:
+            self.replica.own(self._borrowed)
+            self._borrowed = None
+
+    def contribution(self, gradient: Gradient, working: bool) -> tuple[Tensor, bool]:
+        return self.replica.contribution(gradient, working)
+
+    def reduce(self, contributions: Sequence[Tensor]) -> Tensor:
+        total = contributions[0].clone()
+        for each in contributions[1:]:
+            total += each
+        return total
+
+    def total(self, own: Tensor, reduced: Tensor) -> tuple[Tensor | None, int, bool]:
+        gradient, working, _ = self.replica.total(own.copy_(reduced))
+        return gradient.values, gradient.count, working
+
+    def apply(self, gradient: Gradient) -> None:
+        self._keep_borrowed()
+        self.replica.apply(gradient)
+
+    def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return tuple(tensor.detach().clone() for tensor in tensors)
+
+    def leaked(self) -> str:
+        now = _modes()
+        return ", ".join(mode for mode, before in self._modes.items() if now[mode] != before)
+
+
+def _modes() -> dict[str, bool]:
+    return {
+        "torch.no_grad()": not torch.is_grad_enabled(),
+        "torch.inference_mode()": torch.is_inference_mode_enabled(),
+        "torch.autocast()": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+    }
+
+
+@lru_cache(maxsize=4)  # all ranks of a run are in the same epoch or the next
+def _order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
+    return order(seed, epoch, samples)

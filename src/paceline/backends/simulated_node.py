@@ -1,0 +1,239 @@
+"""A rank in virtual time, and what it can have in flight. The driver (`simulated`) makes things happen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline.backends.learners import Learner
+from paceline.node import Gradient, Message, Node, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+Waiter = tuple["SimulatedNode", int]
+"""Who waits, and its ticket: a rank that something else woke meanwhile has another one."""
+
+
+class Collective:
+    """One collective of all ranks."""
+
+    __slots__ = ("applied", "done", "joined", "kind", "nbytes", "number", "payloads", "round", "value", "waiters")
+
+    def __init__(self, kind: str, number: int, round_number: int | None, nbytes: int) -> None:
+        self.kind, self.number, self.round, self.nbytes = kind, number, round_number, nbytes
+        self.payloads: dict[int, Any] = {}
+        self.waiters: list[Waiter] = []
+        self.value: Any = None
+        self.joined = inf  # when the last rank joined
+        self.done = self.applied = False
+
+
+class RoundTotal(Gradient):
+    """The gradient of a whole round, and what else travelled with it."""
+
+    __slots__ = ("collective", "own", "working")
+
+    def __init__(self, values: Tensor | None, count: int, working: bool, own: int, collective: Collective) -> None:
+        super().__init__(values, count)
+        self.working, self.own, self.collective = working, own, collective
+
+
+class SimulatedWork(Work[T], ABC):
+    """Something in flight in virtual time."""
+
+    round: int | None = None
+    """Of an all-reduce; the record of waiting names it."""
+
+    @property
+    def joined(self) -> float:
+        """From when on the wait is for the network and no longer for another rank."""
+        return inf
+
+    @property
+    @abstractmethod
+    def waiters(self) -> list[Waiter]:
+        """Whom to wake when it is done."""
+
+
+class CollectiveWork(SimulatedWork[T]):
+    """One rank's part in a collective."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective
+        self.round = collective.round
+
+    @property
+    def done(self) -> bool:
+        return self.collective.done
+
+    @property
+    def joined(self) -> float:
+        return self.collective.joined
+
+    @property
+    def waiters(self) -> list[Waiter]:
+        return self.collective.waiters
+
+
+class AllReduceWork(CollectiveWork[Gradient]):
+    def __init__(self, collective: Collective, node: SimulatedNode, own: int) -> None:
+        super().__init__(collective)
+        self._node, self._own = node, own
+        self._total: RoundTotal | None = None
+
+    def result(self) -> Gradient:
+        if self._total is None:  # awaiting it twice must not fill memory that a step has given back
+            collective = self.collective
+            payload = collective.payloads.pop(self._node.rank)
+            values, count, working = self._node.learner.total(payload, collective.value)
+            self._total = RoundTotal(values, count, working, self._own, collective)
+        return self._total
+
+
+class AllGatherWork(CollectiveWork[tuple[float, ...]]):
+    def result(self) -> tuple[float, ...]:
+        value: tuple[float, ...] = self.collective.value
+        return value
+
+
+class ReceiveWork(SimulatedWork[Message]):
+    """The next message to a rank."""
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self._waiters: list[Waiter] = []
+
+    @property
+    def done(self) -> bool:
+        return self.message is not None
+
+    @property
+    def waiters(self) -> list[Waiter]:
+        return self._waiters
+
+    def result(self) -> Message:
+        assert self.message is not None
+        return self.message
+
+
+class Theatre(ABC):
+    """What a node needs of the driver: to start something in virtual time."""
+
+    @abstractmethod
+    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient) -> Work[Gradient]: ...
+
+    @abstractmethod
+    def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]: ...
+
+    @abstractmethod
+    def start_message(self, to: int, message: Message) -> None: ...
+
+    @abstractmethod
+    def start_signal(self, node: SimulatedNode, round_number: int) -> None: ...
+
+    @abstractmethod
+    def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None: ...
+
+
+class SimulatedNode(Node):
+    """One rank in virtual time.
+
+    Its course belongs to the driver: what the rank is doing, since when, and what it has done so far. In slots, because
+    with thousands of ranks the time goes into fetching memory.
+    """
+
+    __slots__ = (
+        "_run", "answer", "close", "collectives", "computing", "durations", "empties", "ended", "finished", "idle",
+        "in_flight", "learner", "mailbox", "out_of_data", "rank", "receivers", "rounds", "samples_applied",
+        "seconds_per_sample", "signals", "since", "state", "step", "ticket", "unsent", "waits_for", "warned",
+        "world_size",
+    )  # fmt: skip
+
+    finished: bool
+    seconds_per_sample: float
+
+    def __init__(self, rank: int, world_size: int, learner: Learner, durations: Iterator[float], run: Theatre) -> None:
+        self.rank, self.world_size, self.learner = rank, world_size, learner
+        self.state: dict[str, Any] = {}
+        self.durations, self._run = durations, run
+        self.step: Callable[[Gradient | None], object] | None = None
+        """Sends into the coroutine, once the rank has started and until it is through."""
+        self.close: Callable[[], None] | None = None
+        self.ended = self.finished = self.out_of_data = self.idle = self.warned = False
+        self.computing: Gradient | None = None
+        """The micro-batch under way."""
+        self.waits_for: SimulatedWork[Any] | None = None
+        self.answer: Gradient | None = None
+        """What to send in when the wait is over."""
+        self.since = self.seconds_per_sample = 0.0
+        self.ticket = self.empties = self.unsent = self.samples_applied = self.collectives = self.rounds = 0
+        self.signals: set[int] = set()
+        self.mailbox: deque[Message] = deque()
+        self.receivers: deque[ReceiveWork] = deque()
+        self.in_flight: list[SimulatedWork[Any]] = []
+
+    # ---- learning
+
+    def apply(self, gradient: Gradient) -> None:
+        self.learner.apply(gradient)
+        if isinstance(gradient, RoundTotal):
+            self._run.round_applied(self, gradient)
+
+    @property
+    def parameters(self) -> Tensor:
+        return self.learner.parameters
+
+    @property
+    def learning_rate(self) -> float:
+        return self.learner.learning_rate
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.learner.has_momentum
+
+    # ---- communication
+
+    def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
+        return self._run.start_all_reduce(self, gradient)
+
+    def all_gather(self, value: float) -> Work[tuple[float, ...]]:
+        return self._run.start_all_gather(self, value)
+
+    def send(self, to: int, kind: str, *tensors: Tensor) -> None:
+        self._run.start_message(to, Message(self.rank, kind, self.learner.copies(tensors)))
+
+    def receive(self) -> Work[Message]:
+        work = ReceiveWork()
+        if self.mailbox:
+            work.message = self.mailbox.popleft()
+        else:
+            self.receivers.append(work)
+            self.fly(work)
+        return work
+
+    def signal(self, round_number: int) -> None:
+        self._run.start_signal(self, round_number)
+
+    def signalled(self, round_number: int) -> bool:
+        return round_number in self.signals
+
+    # ---- for the driver
+
+    def fly(self, work: SimulatedWork[Any]) -> None:
+        """Remember what is in flight: an arrival ends the wait of a rank without data."""
+        self.in_flight = [each for each in self.in_flight if not each.done]
+        self.in_flight.append(work)
+
+    def take_in(self, message: Message) -> list[Waiter]:
+        """A message has arrived: whom it wakes."""
+        if not self.receivers:
+            self.mailbox.append(message)
+            return []
+        work = self.receivers.popleft()
+        work.message = message
+        return work.waiters

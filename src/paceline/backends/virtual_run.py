@@ -1,0 +1,356 @@
+"""The driver of the simulated backend: all ranks' coroutines on one clock.
+
+It answers what a coroutine yields: a request for a gradient when the micro-batch ends, a `Work` when it is done. What
+happens at the same instant happens in the order of planning, so that a run can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from paceline.backends.learners import Learner, Source
+from paceline.backends.simulated_node import (
+    AllGatherWork,
+    AllReduceWork,
+    Collective,
+    RoundTotal,
+    SimulatedNode,
+    SimulatedWork,
+    Theatre,
+    Waiter,
+)
+from paceline.backends.standstill import standstill
+from paceline.errors import PacelineError
+from paceline.node import NEXT_GRADIENT, Gradient, Message, Work
+from paceline.rules.speed import smoothed
+from paceline.simulator.clock import Clock
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import Crash, FaultPlan
+from paceline.simulator.network import Traffic
+from paceline.simulator.trace import Trace
+from paceline.strategies.strategy import Strategy
+
+OnApplied = Callable[[int, float, int], object]
+"""Called after a rank has applied a round: rank, virtual seconds, samples that it has applied so far."""
+
+PATIENCE = 100  # empty gradients at one instant and with nothing in flight, before the rank waits for an arrival
+
+
+class VirtualRun(Theatre):
+    """Drives the coroutines: answers what they yield when its time has come.
+
+    Args:
+        strategy, cluster, on_applied: see `simulate`.
+        source: of the samples.
+        learners: one for each rank.
+        trace: of what happens.
+        limits: samples in a micro-batch, and the time from which on no rank begins one.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster: Cluster,
+        source: Source,
+        learners: Sequence[Learner],
+        trace: Trace,
+        limits: tuple[int, float],
+        on_applied: OnApplied | None,
+    ) -> None:
+        self.clock, self.trace, self._on_applied = Clock(), trace, on_applied
+        self._micro_batch, self._until = limits
+        self.nodes = [
+            SimulatedNode(rank, cluster.workers, learner, cluster.durations(rank), self)
+            for rank, learner in enumerate(learners)
+        ]
+        self._strategy, self._cluster, self._source = strategy, cluster, source
+        self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.workers)
+        self.last_applied = 0.0
+        self._news = False
+        self._open: dict[int, Collective] = {}
+        self._signalled: set[int] = set()
+        self.rounds = self.samples_applied = self._empties = 0
+
+    # ---- from the beginning to the end
+
+    def play(self) -> None:
+        for node in self.nodes:
+            self.clock.at(self._faults.starts.get(node.rank, 0.0), self._begin, node)
+        for crash in self._faults.crashes:
+            self.clock.at(crash.at, self._crash, crash)
+        try:
+            self.clock.run()
+            if not all(node.ended for node in self.nodes):
+                raise standstill(self.nodes, self._faults, self.clock.now, self._strategy.name)
+        finally:
+            for node in self.nodes:
+                if node.close is not None:
+                    node.close()  # also gives back the modes of torch that a coroutine may hold
+
+    def _begin(self, node: SimulatedNode) -> None:
+        if node.ended:  # crashed before it joined
+            return
+        self.trace.start(node.rank, self.clock.now)
+        coroutine = self._strategy.worker(node)
+        node.step, node.close = coroutine.send, coroutine.close
+        self._advance(node, None)
+
+    def _end(self, node: SimulatedNode, reason: str) -> None:
+        node.step, node.ended = None, True
+        if node.unsent:
+            self.trace.discard(node.rank, self.clock.now, node.unsent, reason)
+        self._source.release(node.rank)
+        self.trace.end(node.rank, self.clock.now)
+
+    def _crash(self, crash: Crash) -> None:
+        node = self.nodes[crash.rank]
+        if node.ended:
+            return
+        if node.close is not None:
+            node.close()
+        self._end(node, "crash")
+
+    # ---- a rank's course
+
+    def _advance(self, node: SimulatedNode, answer: Gradient | None) -> None:
+        """Run the coroutine to where it next needs time."""
+        assert node.step is not None
+        node.ticket += 1
+        try:
+            asked = node.step(answer)
+        except StopIteration:
+            self._end(node, "left over by the strategy")
+            asked = None
+        if self._news and self._on_applied is not None:
+            self._news = False
+            self._on_applied(node.rank, self.clock.now, node.samples_applied)
+        if asked is None:
+            return
+        if leak := node.learner.leaked():
+            raise self._leaked(node, leak)
+        if asked is NEXT_GRADIENT:
+            self._start_micro_batch(node)
+        else:
+            assert isinstance(asked, SimulatedWork), "a strategy may await only what its node gave it"
+            node.since, node.waits_for, node.answer = self.clock.now, asked, None
+            asked.waiters.append((node, node.ticket))
+
+    def _start_micro_batch(self, node: SimulatedNode) -> None:
+        now = self.clock.now
+        samples = self._source.take(node.rank) if now < self._until else None
+        if not samples:
+            self._start_idling(node)
+            return
+        node.out_of_data, node.empties, self._empties = False, 0, 0
+        node.computing = gradient = node.learner.compute(samples)
+        node.since = now
+        seconds = next(node.durations)
+        if gradient.count != self._micro_batch:
+            seconds *= gradient.count / self._micro_batch
+        end = now + seconds
+        if node.rank in self._faults.touched:
+            end = self._faults.end(node.rank, now, seconds)
+        if end < inf:
+            self.clock.at(end, self._end_micro_batch, node)
+
+    def _end_micro_batch(self, node: SimulatedNode) -> None:
+        gradient = node.computing
+        if node.ended or gradient is None:  # it crashed meanwhile
+            return
+        node.computing = None
+        start, end, count = node.since, self.clock.now, gradient.count
+        node.seconds_per_sample = smoothed(node.seconds_per_sample, (end - start) / count)
+        node.unsent += count
+        self.trace.compute(node.rank, start, end, count)
+        self._advance(node, gradient)
+
+    def _start_idling(self, node: SimulatedNode) -> None:
+        """No data: an empty gradient, when the next thing in flight here arrives; at once if there is nothing."""
+        now = self.clock.now
+        node.empties = node.empties + 1 if node.since == now else 1
+        node.out_of_data = node.idle = True
+        node.since, node.waits_for, node.answer = now, None, Gradient(None, 0)
+        self._empties += 1
+        if self._empties > 10_000 + PATIENCE * len(self.nodes):
+            raise self._never_ends(node)
+        waiter = (node, node.ticket)
+        for work in node.in_flight:
+            if not work.done:
+                node.waits_for = work
+                work.waiters.append(waiter)
+        if node.waits_for is None and node.empties <= PATIENCE:
+            self.clock.at(now, self._wake, waiter)
+
+    def _wake(self, waiter: Waiter) -> None:
+        node, ticket = waiter
+        if node.ticket != ticket or node.step is None:
+            return
+        now = self.clock.now
+        if node.rank in self._faults.touched and (thaw := self._faults.thaw(node.rank, now)) > now:
+            if thaw < inf:
+                self.clock.at(thaw, self._wake, waiter)
+            return
+        if now > node.since:
+            work = node.waits_for
+            joined, round_number = (work.joined, work.round) if work else (inf, None)
+            self.trace.wait(node.rank, node.since, now, joined, round_number)
+        node.waits_for, node.idle = None, False
+        self._advance(node, node.answer)
+
+    # ---- collectives
+
+    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient) -> Work[Gradient]:
+        own, samples = gradient.count, gradient.samples
+        node.unsent -= own
+        payload, sound = node.learner.contribution(gradient, not node.out_of_data)
+        round_number = node.rounds
+        node.rounds += 1
+        if not sound:
+            self._drop_non_finite(node, own, samples, round_number)
+            own, samples = 0, []
+        self._source.contribute(node.rank, round_number, samples)
+        nbytes = node.learner.nbytes
+        self.trace.join(node.rank, self.clock.now, round_number, own, nbytes)
+        work = AllReduceWork(self._join(node, "all-reduce", payload, nbytes, round_number), node, own)
+        node.fly(work)
+        return work
+
+    def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]:
+        work = AllGatherWork(self._join(node, "all-gather", value, 8, None))
+        node.fly(work)
+        return work
+
+    def _join(self, node: SimulatedNode, kind: str, payload: Any, nbytes: int, round_number: int | None) -> Collective:
+        number = node.collectives
+        node.collectives += 1
+        collective = self._open.get(number)
+        if collective is None:
+            collective = self._open[number] = Collective(kind, number, round_number, nbytes)
+        elif collective.kind != kind:
+            raise self._out_of_order(node, collective, kind)
+        self.trace.ranks[node.rank].nbytes += nbytes
+        collective.payloads[node.rank] = payload
+        if len(collective.payloads) == len(self.nodes):
+            del self._open[number]
+            collective.joined = self.clock.now
+            self._launch(collective)
+        return collective
+
+    def _launch(self, collective: Collective) -> None:
+        """All have joined: it runs, unless a partition holds it up."""
+        now = self.clock.now
+        opens = self._faults.open(range(len(self.nodes)), now)
+        if now < opens < inf:
+            self.clock.at(opens, self._launch, collective)
+        elif opens == now:
+            end = self._traffic.collective_end(collective.kind, collective.nbytes, now)
+            self.clock.at(end, self._complete, collective)
+
+    def _complete(self, collective: Collective) -> None:
+        ordered = [collective.payloads[node.rank] for node in self.nodes]
+        gathers = collective.kind == "all-gather"
+        collective.value = tuple(ordered) if gathers else self.nodes[0].learner.reduce(ordered)
+        collective.done = True
+        for waiter in collective.waiters:
+            self._wake(waiter)
+
+    def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
+        collective, now = total.collective, self.clock.now
+        assert collective.round is not None
+        node.finished = not total.working
+        node.samples_applied += total.count
+        if total.count:
+            self.last_applied = now
+        if not collective.applied:
+            collective.applied = True
+            self.rounds += total.count > 0
+            self.samples_applied += total.count
+            self._source.commit(collective.round, range(len(self.nodes)))
+        self.trace.applied(node.rank, now, collective.round, total.count, total.own)
+        self._news = True  # told when the rank next needs time: until then the strategy may correct the step
+
+    def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range], round_number: int) -> None:
+        now = self.clock.now
+        self._source.discard(node.rank, samples, "non-finite gradient")
+        self.trace.discard(node.rank, now, count, "non-finite gradient")
+        if not node.warned:
+            node.warned = True
+            self.trace.warn(
+                node.rank,
+                now,
+                f"Rank {node.rank} dropped {count} samples of round {round_number}: their gradient has NaN or "
+                "infinity. Further ones are dropped and counted silently. Probably the learning rate is too high.",
+            )
+
+    # ---- messages and signals
+
+    def start_message(self, to: int, message: Message) -> None:
+        nbytes = sum(tensor.nbytes for tensor in message.tensors)
+        self.trace.ranks[message.sender].nbytes += nbytes
+        self._depart((to, message, nbytes))
+
+    def _depart(self, parcel: tuple[int, Message, int]) -> None:
+        to, message, nbytes = parcel
+        now = self.clock.now
+        opens = self._faults.open((message.sender, to), now)
+        if now < opens < inf:
+            self.clock.at(opens, self._depart, parcel)
+        elif opens == now:
+            self.clock.at(self._traffic.arrival(message.sender, to, nbytes, now), self._deliver, (to, message))
+
+    def _deliver(self, parcel: tuple[int, Message]) -> None:
+        node = self.nodes[parcel[0]]
+        waiters = node.take_in(parcel[1])
+        if node.idle:
+            waiters = [*waiters, (node, node.ticket)]
+        for waiter in waiters:
+            self._wake(waiter)
+
+    def start_signal(self, node: SimulatedNode, round_number: int) -> None:
+        """The first signal of a round reaches everybody; later ones would tell them nothing new."""
+        node.signals.add(round_number)
+        if round_number in self._signalled:
+            return
+        self._signalled.add(round_number)
+        now, arrivals = self.clock.now, dict[float, list[SimulatedNode]]()
+        for other in self.nodes:
+            opens = self._faults.open((node.rank, other.rank), now)
+            if other is not node and opens < inf:
+                arrivals.setdefault(opens + self._cluster.network.latency, []).append(other)
+        for time, reached in arrivals.items():
+            self.clock.at(time, self._hear, (round_number, reached))
+
+    def _hear(self, news: tuple[int, list[SimulatedNode]]) -> None:
+        round_number, reached = news
+        for node in reached:
+            node.signals.add(round_number)
+            if node.idle:
+                self._wake((node, node.ticket))
+
+    # ---- a strategy's mistakes
+
+    def _leaked(self, node: SimulatedNode, mode: str) -> PacelineError:
+        return PacelineError(
+            f"The strategy {self._strategy.name} awaits inside {mode}, which would leak into the other ranks.",
+            where=f"rank {node.rank}, {self.clock.now:g} s",
+            remedy="Leave the `with` block before the await.",
+        )
+
+    def _out_of_order(self, node: SimulatedNode, collective: Collective, kind: str) -> PacelineError:
+        first = next(iter(collective.payloads))
+        return PacelineError(
+            f"The strategy {self._strategy.name} starts its collectives in different orders: number "
+            f"{collective.number} is {collective.kind} on rank {first} and {kind} on rank {node.rank}.",
+            where=f"rank {node.rank}, {self.clock.now:g} s",
+            remedy="A local finding may change how much is computed before a collective, never which comes next.",
+        )
+
+    def _never_ends(self, node: SimulatedNode) -> PacelineError:
+        return PacelineError(
+            f"The strategy {self._strategy.name} does not end: the ranks were given {self._empties} empty gradients, "
+            "and no rank has data.",
+            where=f"rank {node.rank}, {self.clock.now:g} s",
+            remedy="Its worker must end when `node.finished` is true, which `node.apply` of an all-reduce sets.",
+        )

@@ -1,0 +1,186 @@
+"""The command. This module imports neither torch nor numpy, so that `paceline --help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from paceline import __version__
+from paceline.errors import PacelineError
+
+app = typer.Typer(
+    name="paceline",
+    help="Train one PyTorch model on unequal machines, at the speed of all of them together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SpeedsOption = Annotated[
+    Optional[str], typer.Option("--speeds", help="One speed a worker, e.g. 1,1,0.5,0.25.", show_default=False)
+]
+ClusterOption = Annotated[
+    Optional[Path], typer.Option("--cluster", help="TOML file with devices, jitter, network and faults.")
+]
+JsonOption = Annotated[Optional[Path], typer.Option("--json", help="Write the result to this file.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of data order, model and cluster.", min=0)]
+
+
+@app.command()
+def race(
+    strategies: Annotated[str, typer.Option(help="Comma-separated; options behind colons.")] = (
+        "all-reduce,balanced,abs-sgd"
+    ),
+    speeds: SpeedsOption = None,
+    workload: Annotated[str, typer.Option(help="digits, fashion-mnist or synthetic.")] = "digits",
+    backend: Annotated[str, typer.Option(help="processes or simulated.")] = "processes",
+    seconds: Annotated[float, typer.Option(help="That every strategy may train for.")] = 20.0,
+    target: Annotated[Optional[float], typer.Option(help="Held-out metric to reach.")] = None,
+    cluster: ClusterOption = None,
+    micro_batch_seconds: Annotated[
+        Optional[float], typer.Option(help="Of a micro-batch at speed 1. Default: by measuring; 0.02 simulated.")
+    ] = None,
+    data: Annotated[Optional[Path], typer.Option(help="Folder of data files.", envvar="PACELINE_DATA")] = None,
+    seed: SeedOption = 0,
+    out: Annotated[Path, typer.Option(help="Where the race's folder is made.")] = Path("runs"),
+    json_file: JsonOption = None,
+) -> None:
+    """Race strategies on the same emulated cluster, model, data and seed; print the table, write a report."""
+    from paceline.race.race import run_race
+    from paceline.race.spec import RaceSpec
+
+    if speeds is None and cluster is None:
+        speeds = "1,1,0.5,0.25"
+    spec = RaceSpec(
+        strategies=tuple(name.strip() for name in strategies.split(",") if name.strip()),
+        speeds=parse_speeds(speeds),
+        workload=workload,
+        backend=backend,
+        seconds=seconds,
+        target=target,
+        cluster=str(cluster.absolute()) if cluster else None,
+        micro_batch_seconds=micro_batch_seconds,
+        data=str(data.absolute()) if data else None,
+        seed=seed,
+    )
+    check_writable(json_file)
+    result = run_race(spec, out)
+    write_json(json_file, result)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script; its own arguments follow it.")],
+    nproc: Annotated[int, typer.Option(help="How many processes to start on this machine.", min=1)] = 1,
+    name: Annotated[str, typer.Option(help="The run's folder is OUT/NAME/TIME.")] = "run",
+    out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
+    join_timeout: Annotated[float, typer.Option(help="Seconds to wait for every rank to arrive.")] = 120.0,
+) -> None:
+    """Run a training script on several processes of this machine and show what every worker does."""
+    from paceline.launch.command import run_script
+
+    code = run_script([str(script), *context.args], nproc, out / name, port, join_timeout)
+    raise typer.Exit(code)
+
+
+@app.command()
+def simulate(
+    strategy: Annotated[str, typer.Option(help="Its name; options behind colons.")] = "abs-sgd",
+    workers: Annotated[Optional[int], typer.Option(help="How many; the devices are repeated in turn.", min=1)] = None,
+    speeds: SpeedsOption = None,
+    cluster: ClusterOption = None,
+    seconds: Annotated[float, typer.Option(help="Of virtual time.")] = 60.0,
+    micro_batch_seconds: Annotated[
+        Optional[float], typer.Option(help="Of a micro-batch at speed 1; with --speeds.")
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(help="Samples in a micro-batch.", min=1)] = 32,
+    parameters: Annotated[int, typer.Option(help="Of the model; they decide what an all-reduce costs.", min=1)] = (
+        1_000_000
+    ),
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Simulate a cluster in virtual time, timing only: no gradients, so thousands of workers are cheap."""
+    from paceline.race.timing import simulate_timing
+
+    check_writable(json_file)
+    result = simulate_timing(
+        strategy,
+        workers=workers,
+        speeds=parse_speeds(speeds),
+        cluster_file=cluster,
+        seconds=seconds,
+        micro_batch_seconds=micro_batch_seconds,
+        samples_and_parameters=(micro_batch, parameters),
+        seed=seed,
+    )
+    write_json(json_file, result)
+
+
+@app.command()
+def strategies() -> None:
+    """List the strategies, their options and defaults."""
+    from paceline.strategies import STRATEGIES, options
+
+    for name, kind in STRATEGIES.items():
+        summary = (kind.__doc__ or "").strip().splitlines()[0]
+        settings = ", ".join(f"{key}={value}" for key, value in options(kind).items())
+        typer.echo(f"{name:12} {summary}\n{'':12} options: {settings or 'none'}")
+    typer.echo("\nWith options: abs-sgd:delay_cure=none:min_micro_batches=2")
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    if show:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+def parse_speeds(text: str | None) -> tuple[float, ...]:
+    """`1,1,0.5` as numbers above zero."""
+    if text is None:
+        return ()
+    try:
+        speeds = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise PacelineError(
+            f"--speeds {text!r} is not a list of numbers.", remedy="For example --speeds 1,1,0.5,0.25."
+        ) from None
+    wrong = [speed for speed in speeds if not 0 < speed < float("inf")]
+    if wrong:
+        raise PacelineError(
+            f"A worker cannot have the speed {wrong[0]:g}.",
+            where=f"--speeds {text}",
+            remedy="Give speeds above zero; leave out workers that do not work.",
+        )
+    return speeds
+
+
+def check_writable(file: Path | None) -> None:
+    """Protest before the work, not after it."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise PacelineError(f"The folder of {file} does not exist.", remedy="Make it, or give another file to --json.")
+
+
+def write_json(file: Path | None, result: dict[str, Any]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main() -> None:
+    """The entry point: a user's mistake becomes one paragraph and exit code 2, never a traceback."""
+    try:
+        app()
+    except PacelineError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        raise SystemExit(130) from None

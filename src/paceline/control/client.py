@@ -1,0 +1,335 @@
+"""A rank's door to the control service.
+
+Two threads: one reads what the service says, one tells it that this rank is alive. Questions wait for their answer
+with a time-out; news (contributed, committed, signalled) is sent and forgotten, so that training never waits for it.
+When the service refuses such news, the next call raises its error.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Self
+
+from paceline.control.connection import Address, Connection, connect
+from paceline.control.membership import Description
+from paceline.control.messages import Metadata, to_ranges, to_spans
+from paceline.control.signals import RoundSignals
+from paceline.control.wire import Frame, WireError
+from paceline.errors import PacelineError
+
+ANSWER_SECONDS = 30.0  # the service answers in microseconds; this is for a machine that swaps
+CONNECT_SECONDS = 60.0  # the service's process may start later than this one
+DEFERRED_GRACE = 10.0  # the service watches the time-out of what it defers; ours only catches a dead service
+
+
+class ControlClient:
+    """One rank's connection to the control service.
+
+    Args:
+        address: the service's host and port.
+        secret: the run's secret.
+        rank: who we are.
+        on_lost: called with {rank: reason} of the ranks lost since the last call, on the reading thread. It must be
+            short and must not ask the service anything.
+        connect_seconds: how long to try while nobody listens yet.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        secret: bytes,
+        rank: int,
+        *,
+        on_lost: Callable[[dict[int, str]], None] | None = None,
+        connect_seconds: float = CONNECT_SECONDS,
+    ) -> None:
+        self.address, self.rank = address, rank
+        self.generation = 0
+        self.roster: list[Address | None] = []
+        self.lost: dict[int, str] = {}
+        self.left: set[int] = set()
+        self._metrics: Metadata = {}
+        self.kept_alive: list[object] = []
+        """What others need to live as long as this client; see `ControlStore`."""
+        self._on_lost = on_lost
+        self._signals = RoundSignals()
+        self._lock = threading.Lock()
+        self._sequence = 0
+        greeting: Future[Frame] = Future()
+        self._pending: dict[int, Future[Frame]] = {0: greeting}
+        self._refusal: PacelineError | None = None
+        self._gone: str = ""
+        self._closing = threading.Event()
+        self._connection = _connect_patiently(address, secret, connect_seconds)
+        self._threads: list[threading.Thread] = []
+        self._start(self._read)
+        try:
+            terms = self._await(greeting, "greeting", ANSWER_SECONDS).metadata
+        except BaseException:
+            self.close()
+            raise
+        self._beat, self._join_seconds = float(terms["heartbeat_seconds"]), float(terms["join_seconds"])
+        self._start(self._keep_alive)
+
+    def _start(self, loop: Callable[[], None]) -> None:
+        thread = threading.Thread(target=loop, name=f"paceline-control{loop.__name__}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- membership
+
+    @property
+    def local_host(self) -> str:
+        """This machine's address as the service's machine reaches it: the one to be found at by other ranks."""
+        return self._connection.local_host
+
+    def hello(self, description: Description, mailbox: Address | None = None) -> list[Address | None]:
+        """Join the run; returns where every rank's mailbox is, when all have arrived. Raises when they do not fit."""
+        place = list(mailbox) if mailbox else None
+        introduction = {"rank": self.rank, "description": description, "mailbox": place}
+        answer = self._ask("hello", introduction, timeout=self._join_seconds + DEFERRED_GRACE)
+        self._take_membership(answer.metadata)
+        return self.roster
+
+    def leave(self, error: str = "") -> None:
+        """Say farewell: the others go on without us. With an error, they learn that this rank is lost, and why."""
+        self._ask("leave", {"error": error})
+
+    def status(self) -> dict[str, Any]:
+        """Members, latest metrics and the ledger's counters."""
+        state: dict[str, Any] = self._ask("status", {}).metadata["state"]
+        return state
+
+    def report(self, metrics: Metadata) -> None:
+        """Small numbers and texts about this rank; the next heartbeat carries them, and `status` shows them."""
+        self._metrics = json.loads(json.dumps(metrics))  # what JSON cannot carry fails here, not on a thread
+
+    def signal(self, round_number: int) -> None:
+        """Tell every rank that the round is over."""
+        if self._signals.add(round_number):
+            self._tell("signal", {"round": round_number})
+
+    def signalled(self, round_number: int) -> bool:
+        """Whether somebody, or this rank itself, has signalled the round."""
+        return round_number in self._signals
+
+    # ---- samples
+
+    def open_ledger(self, samples: int, epochs: int | None, micro_batch: int, used: Iterable[range] = ()) -> None:
+        """Say what data the run reads. Every rank says the same; `used` is what a checkpoint had settled."""
+        terms = {"samples": samples, "epochs": epochs, "micro_batch": micro_batch, "used": to_spans(used)}
+        self._ask("open_ledger", terms)
+
+    def lease(self, micro_batches: int) -> Future[tuple[list[range], bool]]:
+        """Ask for work: the ranges (maybe none), and whether every sample of the run is settled."""
+        outcome: Future[tuple[list[range], bool]] = Future()
+
+        def pass_on(answer: Future[Frame]) -> None:
+            error = answer.exception()
+            if error is not None:
+                outcome.set_exception(error)
+            else:
+                found = answer.result().metadata
+                outcome.set_result((to_ranges(found["ranges"]), found["complete"]))
+
+        self._request("lease", {"micro_batches": micro_batches}).add_done_callback(pass_on)
+        return outcome
+
+    def contribute(self, round_number: int, ranges: Iterable[range]) -> None:
+        """The leased ranges go into this round's collective. Say it before the collective starts, every round."""
+        self._tell("contribute", {"round": round_number, "ranges": to_spans(ranges)})
+
+    def commit(self, round_number: int, members: Iterable[int] | None = None) -> None:
+        """The round was applied; `members` are the ranks that were in its collective (None: all that are alive)."""
+        self._tell("commit", {"round": round_number, "members": None if members is None else sorted(members)})
+
+    def discard(self, ranges: Iterable[range], reason: str) -> None:
+        """Computed, but dropped."""
+        self._tell("discard", {"ranges": to_spans(ranges), "reason": reason})
+
+    def give_back(self, ranges: Iterable[range]) -> None:
+        """Leased, but not computed."""
+        self._tell("give_back", {"ranges": to_spans(ranges)})
+
+    def snapshot(self, round_number: int, timeout: float = ANSWER_SECONDS) -> list[range]:
+        """What a checkpoint after that round has settled; waits until every rank has reported its share of it."""
+        answer = self._ask("snapshot", {"round": round_number, "timeout": timeout}, timeout=timeout + DEFERRED_GRACE)
+        return to_ranges(answer.metadata["ranges"])
+
+    # ---- key-value store
+
+    def store_set(self, key: str, value: bytes) -> None:
+        self._ask("store_set", {"key": key}, buffers=[memoryview(value)])
+
+    def store_get(self, key: str, timeout: float = ANSWER_SECONDS) -> bytes:
+        """The value; waits until somebody has set it."""
+        answer = self._ask("store_get", {"key": key, "timeout": timeout}, timeout=timeout + DEFERRED_GRACE)
+        return b"".join(answer.buffers)
+
+    def store_wait(self, keys: list[str], timeout: float = ANSWER_SECONDS) -> None:
+        self._ask("store_wait", {"keys": keys, "timeout": timeout}, timeout=timeout + DEFERRED_GRACE)
+
+    def store_add(self, key: str, amount: int) -> int:
+        return int(self._ask("store_add", {"key": key, "amount": amount}).metadata["value"])
+
+    def store_check(self, keys: list[str]) -> bool:
+        return bool(self._ask("store_check", {"keys": keys}).metadata["value"])
+
+    def store_delete(self, key: str) -> bool:
+        return bool(self._ask("store_delete", {"key": key}).metadata["value"])
+
+    # ---- asking and telling
+
+    def _ask(
+        self,
+        kind: str,
+        metadata: Metadata,
+        *,
+        buffers: Iterable[memoryview] = (),
+        timeout: float = ANSWER_SECONDS,
+    ) -> Frame:
+        return self._await(self._request(kind, metadata, buffers), kind, timeout)
+
+    def _await(self, answer: Future[Frame], question: str, timeout: float) -> Frame:
+        try:
+            return answer.result(timeout)
+        except FutureTimeoutError:
+            raise PacelineError(
+                f"The control service did not answer ({question}) within {timeout:g} s.",
+                where=self._where,
+                cause="Its machine is overloaded, or the network between is down.",
+            ) from None
+
+    def _request(self, kind: str, metadata: Metadata, buffers: Iterable[memoryview] = ()) -> Future[Frame]:
+        answer: Future[Frame] = Future()
+        with self._lock:
+            self._raise_trouble()
+            self._sequence += 1
+            sequence = self._sequence
+            self._pending[sequence] = answer
+        self._send(Frame(kind, metadata, list(buffers), self.generation, sequence))
+        return answer
+
+    def _tell(self, kind: str, metadata: Metadata) -> None:
+        with self._lock:
+            self._raise_trouble()
+        self._send(Frame(kind, metadata, generation=self.generation))
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._connection.send(frame)
+        except OSError as error:
+            self._lose_service(str(error))
+            raise self._service_gone() from error
+
+    def _raise_trouble(self) -> None:
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+        if self._gone:
+            raise self._service_gone()
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self.rank}, service at {self.address[0]}:{self.address[1]}"
+
+    def _service_gone(self) -> PacelineError:
+        return PacelineError(
+            f"The connection to the control service is gone ({self._gone}).",
+            where=self._where,
+            cause="The process that runs it has ended, or took this rank for dead because it had been stopped.",
+            remedy="Look at the output of the launcher or of rank 0.",
+        )
+
+    # ---- the two threads
+
+    def _read(self) -> None:
+        reason = "its answers are no longer read"  # unless `on_lost` raises, one of the reasons below
+        try:
+            while True:
+                self._take(self._connection.receive())
+        except (OSError, WireError) as error:
+            reason = "it was closed here" if self._closing.is_set() else str(error)
+        finally:
+            self._lose_service(reason)
+
+    def _take(self, frame: Frame) -> None:
+        with self._lock:
+            answer = self._pending.pop(frame.sequence, None)
+        match frame.kind:
+            case "error" if answer is not None:
+                answer.set_exception(PacelineError(**_error_fields(frame)))
+            case "error":
+                self._refusal = PacelineError(**_error_fields(frame))
+            case "membership":
+                self._take_membership(frame.metadata)
+            case "signalled":
+                self._signals.add(frame.metadata["round"])
+            case _ if answer is not None:
+                answer.set_result(frame)
+
+    def _take_membership(self, news: Metadata) -> None:
+        with self._lock:
+            if news["generation"] < self.generation:
+                return  # two of the service's threads overtook each other
+            lost = {int(rank): reason for rank, reason in news["lost"].items()}
+            fresh = {rank: reason for rank, reason in lost.items() if rank not in self.lost}
+            self.roster = [(place[0], place[1]) if place else None for place in news["roster"]]
+            self.left = set(news["left"])
+            self.lost, self.generation = lost, news["generation"]
+        if fresh and self._on_lost is not None:
+            self._on_lost(fresh)
+
+    def _keep_alive(self) -> None:
+        while not self._closing.wait(self._beat):
+            try:
+                self._connection.send(Frame("heartbeat", {"metrics": self._metrics}, generation=self.generation))
+            except OSError:
+                return  # the reading thread tells why
+
+    def _lose_service(self, reason: str) -> None:
+        with self._lock:
+            self._gone = self._gone or reason
+            pending = list(self._pending.values())
+            self._pending.clear()
+        for answer in pending:
+            answer.set_exception(self._service_gone())
+
+    def close(self) -> None:
+        """Close the connection. Without `leave` before, the service takes it for a death."""
+        self._closing.set()
+        self._connection.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _connect_patiently(address: Address, secret: bytes, seconds: float) -> Connection:
+    deadline, pause = time.monotonic() + seconds, 0.02
+    while True:
+        try:
+            return connect(address, secret)
+        except OSError as error:
+            if time.monotonic() + pause > deadline:
+                raise PacelineError(
+                    f"Nobody answers at {address[0]}:{address[1]}: {error.strerror or error}.",
+                    cause="The control service (in the launcher or in rank 0) does not run, or a firewall is between.",
+                    remedy="Check that it is up and that address and port are right.",
+                ) from error
+        time.sleep(pause)
+        pause = min(1.0, 2 * pause)
+
+
+def _error_fields(frame: Frame) -> dict[str, str]:
+    return {field: str(text) for field, text in frame.metadata.items()}

@@ -1,0 +1,58 @@
+"""The key-value store in the service: what torch's process groups need to find each other.
+
+torch's own TCPStore listens on every interface and lets anybody read and overwrite keys; this one is behind the run's
+secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.control.waiting import Later
+from paceline.control.wire import Frame
+from paceline.errors import PacelineError
+
+
+def topic_of(key: str) -> str:
+    """What those who wait for the key wait for."""
+    return f"key {key}"
+
+
+class Keys:
+    """Keys, and the answers to questions about them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def number(self, key: str) -> int:
+        """The key's value as an integer; 0 when it is new."""
+        value = self.values.get(key, b"0")
+        try:
+            return int(value)
+        except ValueError:
+            raise PacelineError(f"The store's key {key!r} holds no number to add to.") from None
+
+    def get(self, key: str, timeout: float) -> Later:
+        return self._when_there([key], timeout, lambda: Frame("value", buffers=[memoryview(self.values[key])]))
+
+    def wait(self, keys: list[str], timeout: float) -> Later:
+        return self._when_there(keys, timeout, lambda: Frame("done"))
+
+    def check(self, keys: list[str]) -> Frame:
+        return Frame("truth", {"value": self._first_missing(keys) is None})
+
+    def delete(self, key: str) -> Frame:
+        return Frame("truth", {"value": self.values.pop(key, None) is not None})
+
+    def _first_missing(self, keys: list[str]) -> str | None:
+        return next((key for key in keys if key not in self.values), None)
+
+    def _when_there(self, keys: list[str], timeout: float, answer: Callable[[], Frame]) -> Later:
+        def attempt() -> Frame | str:
+            missing = self._first_missing(keys)
+            return answer() if missing is None else topic_of(missing)
+
+        def too_late() -> PacelineError:
+            return PacelineError(f"Nobody set the store's key {self._first_missing(keys)!r} within {timeout:g} s.")
+
+        return Later(attempt, timeout, too_late)

@@ -1,0 +1,152 @@
+"""Who is expected, here and gone; pure, with the time given by the caller.
+
+Everyone must have arrived before the run begins, and everyone must have described the same run: gloo does not notice
+ranks with different models, it aborts the one that is right or returns half a sum. After that each change of the
+membership has a number, the generation: the data plane is rebuilt for each, and messages of an old one are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import PacelineError
+
+Description = dict[str, Any]
+
+
+class DifferentRunError(PacelineError):
+    """Two ranks do not train the same thing."""
+
+
+@dataclass
+class Member:
+    """A rank that is here."""
+
+    description: Description
+    mailbox: tuple[str, int] | None
+    last_seen: float
+
+
+class Membership:
+    """The ranks of one run, from the first arrival to the last farewell."""
+
+    def __init__(self, world_size: int, heartbeat_timeout: float) -> None:
+        self.world_size, self.heartbeat_timeout = world_size, heartbeat_timeout
+        self.generation = 0
+        self.begun = False
+        self.present: dict[int, Member] = {}
+        self.lost: dict[int, str] = {}
+        self.left: set[int] = set()
+        self._reference: tuple[int, Description] | None = None
+
+    def arrive(self, rank: int, description: Description, mailbox: tuple[str, int] | None, now: float) -> None:
+        """A rank is here. Raises when it cannot be, or does not fit the others."""
+        if not 0 <= rank < self.world_size:
+            raise PacelineError(
+                f"Rank {rank} does not exist in a run of {self.world_size}: ranks go from 0 to {self.world_size - 1}.",
+                remedy="Start as many processes as the run was given.",
+            )
+        if rank in self.present:
+            raise PacelineError(
+                f"Rank {rank} is already here.",
+                cause="Two processes were started with the same rank, or a process of an earlier run is still alive.",
+                remedy="Give every process a rank of its own.",
+            )
+        reference_rank, reference = self._reference or (rank, description)
+        check_same_run(rank, description, reference_rank, reference)
+        self._reference = (reference_rank, reference)
+        self.present[rank] = Member(description, mailbox, now)
+        self.lost.pop(rank, None)
+        self.left.discard(rank)
+        if self.begun:
+            self.generation += 1
+        self.begun = self.begun or len(self.present) == self.world_size
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not arrived yet, or are gone."""
+        return [rank for rank in range(self.world_size) if rank not in self.present]
+
+    @property
+    def roster(self) -> list[tuple[str, int] | None]:
+        """Where each rank receives messages; None for one that is not here, or receives none."""
+        members = (self.present.get(rank) for rank in range(self.world_size))
+        return [member.mailbox if member else None for member in members]
+
+    def heard(self, rank: int, now: float) -> None:
+        """A sign of life."""
+        if rank in self.present:
+            self.present[rank].last_seen = now
+
+    def silent(self, now: float) -> list[int]:
+        """Ranks that have given no sign of life for too long."""
+        return [rank for rank, member in self.present.items() if now - member.last_seen > self.heartbeat_timeout]
+
+    def lose(self, rank: int, reason: str) -> bool:
+        """A rank is gone without farewell. Whether there is any news in it: a better reason is news, too."""
+        if rank in self.left or self.lost.get(rank) == reason:
+            return False
+        self._remove(rank)
+        self.lost[rank] = reason
+        return True
+
+    def leave(self, rank: int) -> None:
+        """A rank said farewell."""
+        self._remove(rank)
+        self.left.add(rank)
+
+    def _remove(self, rank: int) -> None:
+        if self.present.pop(rank, None) is not None and self.begun:
+            self.generation += 1
+
+
+def check_same_run(rank: int, description: Description, reference_rank: int, reference: Description) -> None:
+    """Raise, with the first difference in words, when two ranks do not describe the same run."""
+    difference = first_difference(description, f"rank {rank}", reference, f"rank {reference_rank}")
+    if difference:
+        raise DifferentRunError(
+            f"Rank {rank} and rank {reference_rank} do not train the same thing: {difference}.",
+            cause="Their programs, versions or arguments differ.",
+            remedy="Start the same program with the same arguments on every rank.",
+        )
+
+
+def first_difference(here: Description, me: str, there: Description, other: str) -> str:
+    """The first difference between two descriptions in words, or an empty string."""
+    for field, noun in (("version", "version of Paceline"), ("strategy", "strategy"), ("world_size", "world size")):
+        if here.get(field) != there.get(field):
+            return f"the {noun} is {here.get(field)} on {me} but {there.get(field)} on {other}"
+    return (
+        _first_entry(here.get("options"), me, there.get("options"), other, "option")
+        or _first_parameter(here.get("parameters") or [], me, there.get("parameters") or [], other)
+        or _first_entry(here.get("data"), me, there.get("data"), other, "data set's")
+        or _first_entry(here, me, there, other, "description's")
+    )
+
+
+def _first_entry(here: Any, me: str, there: Any, other: str, noun: str) -> str:
+    here, there = here or {}, there or {}
+    for key in sorted({*here, *there}):
+        if key not in here or key not in there:
+            owner, lacking = (me, other) if key in here else (other, me)
+            return f"the {noun} {key} is given on {owner} but not on {lacking}"
+        if here[key] != there[key]:
+            return f"the {noun} {key} is {here[key]} on {me} but {there[key]} on {other}"
+    return ""
+
+
+def _first_parameter(here: list[Any], me: str, there: list[Any], other: str) -> str:
+    names_here, names_there = dict.fromkeys(p[0] for p in here), dict.fromkeys(p[0] for p in there)
+    for name in [*names_here, *names_there]:
+        if name not in names_here or name not in names_there:
+            owner, lacking = (me, other) if name in names_here else (other, me)
+            return f"only {owner} has a parameter {name}; {lacking} has none"
+    for (name, shape, dtype), (other_name, other_shape, other_dtype) in zip(here, there, strict=False):
+        if name != other_name:
+            return f"the parameter {name} on {me} stands where {other_name} stands on {other}"
+        if list(shape) != list(other_shape):
+            return f"parameter {name} has shape {tuple(shape)} on {me} but {tuple(other_shape)} on {other}"
+        if dtype != other_dtype:
+            return f"parameter {name} is {dtype} on {me} but {other_dtype} on {other}"
+    return ""

@@ -1,0 +1,143 @@
+"""The table of every message that may travel: its kind, its fields and what each field must be.
+
+A receiver acts only on what this table allows, so that a confused or hostile peer is turned away at the door and the
+handlers behind it need no checks of their own. Adding a message is adding a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Metadata = dict[str, Any]
+Check = Callable[[Any], bool]
+
+LARGEST_INTEGER = 2**63 - 1
+
+
+def integer(value: Any) -> bool:
+    return type(value) is int and -LARGEST_INTEGER <= value <= LARGEST_INTEGER
+
+
+def natural(value: Any) -> bool:
+    return integer(value) and value >= 0
+
+
+def seconds(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0  # which NaN is not
+
+
+def text(value: Any) -> bool:
+    return type(value) is str
+
+
+def flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def mapping(value: Any) -> bool:
+    return type(value) is dict
+
+
+def list_of(check: Check) -> Check:
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def span(value: Any) -> bool:
+    """A non-empty range of sample positions as [start, stop]."""
+    return type(value) is list and len(value) == 2 and all(map(natural, value)) and value[0] < value[1]
+
+
+def address(value: Any) -> bool:
+    return type(value) is list and len(value) == 2 and text(value[0]) and natural(value[1])
+
+
+def parameter(value: Any) -> bool:
+    """A model's parameter as [name, shape, dtype]."""
+    if type(value) is not list or len(value) != 3:
+        return False
+    name, shape, dtype = value
+    return text(name) and type(shape) is list and all(map(natural, shape)) and text(dtype)
+
+
+def description(value: Any) -> bool:
+    """What a rank says of the run that it takes part in. Absent parts count as empty."""
+    if type(value) is not dict or not all(mapping(value.get(part, {})) for part in ("options", "data")):
+        return False
+    return list_of(parameter)(value.get("parameters", []))
+
+
+SPANS = list_of(span)
+NAMES = list_of(text)
+ROSTER = list_of(optional(address))
+RANKS = list_of(natural)
+
+SCHEMAS: dict[str, dict[str, Check]] = {
+    # a rank to the service
+    "hello": {"rank": natural, "description": description, "mailbox": optional(address)},
+    "open_ledger": {"samples": natural, "epochs": optional(natural), "micro_batch": natural, "used": SPANS},
+    "lease": {"micro_batches": natural},
+    "contribute": {"round": natural, "ranges": SPANS},
+    "commit": {"round": natural, "members": optional(RANKS)},
+    "discard": {"ranges": SPANS, "reason": text},
+    "give_back": {"ranges": SPANS},
+    "snapshot": {"round": natural, "timeout": seconds},
+    "signal": {"round": natural},
+    "heartbeat": {"metrics": mapping},
+    "leave": {"error": text},
+    "status": {},
+    "store_set": {"key": text},
+    "store_get": {"key": text, "timeout": seconds},
+    "store_wait": {"keys": NAMES, "timeout": seconds},
+    "store_add": {"key": text, "amount": integer},
+    "store_check": {"keys": NAMES},
+    "store_delete": {"key": text},
+    # the service's answers; they carry the sequence number of the question
+    "done": {},
+    "welcome": {"generation": natural, "roster": ROSTER, "lost": mapping, "left": RANKS},
+    "leased": {"ranges": SPANS, "complete": flag},
+    "ranges": {"ranges": SPANS},
+    "value": {},
+    "sum": {"value": integer},
+    "truth": {"value": flag},
+    "state": {"state": mapping},
+    "error": {"what": text, "where": text, "cause": text, "remedy": text},
+    # the service to every rank, unasked; sequence number 0
+    "greeting": {"heartbeat_seconds": seconds, "join_seconds": seconds},
+    "membership": {"generation": natural, "roster": ROSTER, "lost": mapping, "left": RANKS},
+    "signalled": {"round": natural},
+    # a rank to a rank
+    "introduction": {"rank": natural},
+    "message": {"kind": text, "dtypes": NAMES, "shapes": list_of(list_of(natural))},
+    "farewell": {},
+}
+
+
+def to_spans(ranges: Iterable[range]) -> list[list[int]]:
+    """Ranges as JSON can carry them."""
+    return [[part.start, part.stop] for part in ranges]
+
+
+def to_ranges(spans: list[list[int]]) -> list[range]:
+    """The other way round."""
+    return [range(start, stop) for start, stop in spans]
+
+
+def complaint(kind: str, metadata: Any) -> str:
+    """What is wrong with a message, or an empty string."""
+    schema = SCHEMAS.get(kind)
+    if schema is None:
+        return f"the kind {kind!r} is unknown"
+    if type(metadata) is not dict:
+        return f"the metadata of {kind} is no object"
+    if metadata.keys() != schema.keys():
+        missing, extra = sorted(schema.keys() - metadata.keys()), sorted(metadata.keys() - schema.keys())
+        return f"{kind} lacks the fields {missing} and has the unknown fields {extra}"
+    for field, check in schema.items():
+        if not check(metadata[field]):
+            return f"the field {field} of {kind} is not what it should be"
+    return ""

@@ -1,0 +1,397 @@
+"""The control service: one small server that outlives any rank. It runs as threads in a launcher or in rank 0.
+
+One thread reads each connection, and one lock guards all state: requests are a few microseconds each, leases are taken
+ahead in chunks, so there is nothing to win by more. What is to be sent is collected under the lock and sent after it:
+a rank that is stopped can delay the one thread that talks to it, never the state.
+
+**How a rank is lost.** A closed connection, missed heartbeats and a launcher that saw the process die all end in the
+same place: the end of that connection's stream. What the rank had sent before (that it contributed to a round, say)
+is always read first, so a sample is never handed out again after it was used.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from paceline.control.connection import Connection, Listener, log
+from paceline.control.keys import Keys, topic_of
+from paceline.control.ledger import Ledger
+from paceline.control.membership import DifferentRunError, Membership
+from paceline.control.messages import Metadata, to_ranges, to_spans
+from paceline.control.signals import RoundSignals
+from paceline.control.waiting import Later, WaitingRoom
+from paceline.control.wire import Frame, WireError, encode
+from paceline.errors import PacelineError
+
+CONNECTION_CLOSED = "its connection was closed"
+DONE = Frame("done")
+
+
+@dataclass(eq=False)
+class _Peer:
+    """One connection, and the rank that said hello on it."""
+
+    connection: Connection
+    rank: int | None = None
+    reason: str = CONNECTION_CLOSED
+
+
+Answer = Frame | Later | None
+
+
+class ControlService:
+    """Membership, sample leases, round signals, metrics and a key-value store for one run.
+
+    Args:
+        world_size: ranks that must arrive before the run begins.
+        secret: only who knows it gets in.
+        host: the address to listen on; only this machine by default.
+        port: 0 takes any free one; see `address`.
+        heartbeat_timeout: seconds of silence after which a rank is lost. Ten: a machine that swaps or a debugger
+            stops a process for seconds; a local launcher reports deaths at once anyway.
+        join_timeout: seconds that ranks wait for the others to arrive. Five minutes: cold starts on shared file
+            systems take minutes.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        heartbeat_timeout: float = 10.0,
+        join_timeout: float = 300.0,
+    ) -> None:
+        self._join_timeout = join_timeout
+        self._beat = heartbeat_timeout / 4
+        self._members = Membership(world_size, heartbeat_timeout)
+        self._failure: PacelineError | None = None
+        self._peers: dict[int, _Peer] = {}
+        self._metrics: dict[int, Metadata] = {}
+        self._ledger: Ledger | None = None
+        self._ledger_terms: Metadata = {}
+        self._signals = RoundSignals()
+        self._keys = Keys()
+        self._waiting: WaitingRoom[_Peer] = WaitingRoom()
+        self._outgoing: list[tuple[_Peer, list[memoryview]]] = []
+        self._lock = threading.Lock()
+        self._handlers: dict[str, Callable[[_Peer, Frame], Answer]] = {
+            "hello": self._hello,
+            "open_ledger": self._open_ledger,
+            "lease": self._lease,
+            "contribute": self._contribute,
+            "commit": self._commit,
+            "discard": self._discard,
+            "give_back": self._give_back,
+            "snapshot": self._snapshot,
+            "signal": self._signal,
+            "heartbeat": self._heartbeat,
+            "leave": self._leave,
+            "status": lambda *_: Frame("state", {"state": self._status()}),
+            "store_set": self._store_set,
+            "store_add": self._store_add,
+            "store_get": lambda peer, frame: self._keys.get(**frame.metadata),
+            "store_wait": lambda peer, frame: self._keys.wait(**frame.metadata),
+            "store_check": lambda peer, frame: self._keys.check(**frame.metadata),
+            "store_delete": lambda peer, frame: self._keys.delete(**frame.metadata),
+        }
+        self._listener = Listener(secret, self._serve, (host, port))
+        self.address = self._listener.address
+        self._closing = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="paceline-control", daemon=True)
+        self._ticker.start()
+
+    # ---- for the process that runs it
+
+    def report_exit(self, rank: int, reason: str) -> None:
+        """A launcher saw the rank's process end: the others learn it now, not after missed heartbeats."""
+        with self._state():
+            peer = self._peers.get(rank)
+            if peer is None:
+                self._lose(rank, reason)
+            else:
+                self._end(peer, reason)
+
+    def status(self) -> dict[str, Any]:
+        """Members, latest metrics and the ledger's counters."""
+        with self._state():
+            return self._status()
+
+    def close(self) -> None:
+        """Stop. Every client sees its connection close."""
+        self._closing.set()
+        self._listener.close()
+        self._ticker.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- the loop of one connection, and the clock
+
+    @contextmanager
+    def _state(self) -> Iterator[None]:
+        """Hold the lock; then send what was decided under it."""
+        try:
+            with self._lock:
+                try:
+                    yield
+                finally:
+                    outgoing, self._outgoing = self._outgoing, []
+        finally:
+            for peer, frame in outgoing:
+                try:
+                    peer.connection.send_encoded(frame)
+                except OSError:
+                    peer.connection.stop_receiving()  # its reader finds out, and the rank is lost in the usual way
+
+    def _serve(self, connection: Connection) -> None:
+        peer = _Peer(connection)
+        try:
+            terms = {"heartbeat_seconds": self._beat, "join_seconds": self._join_timeout}
+            connection.send(Frame("greeting", terms))
+            while True:
+                frame = connection.receive()
+                with self._state():
+                    self._handle(peer, frame)
+        except WireError as error:
+            peer.reason = str(error)
+            log.warning("Closed a connection from %s: %s", connection.peer, error)
+        except OSError:
+            pass  # the end of the stream
+        finally:
+            with self._state():
+                self._ended(peer)
+
+    def _handle(self, peer: _Peer, frame: Frame) -> None:
+        now = time.monotonic()
+        if peer.rank is not None:
+            self._members.heard(peer.rank, now)
+        handler = self._handlers.get(frame.kind)
+        if handler is None:
+            raise WireError(f"{frame.kind} is nothing that a service is asked")
+        try:
+            answer = handler(peer, frame)
+        except PacelineError as error:
+            answer = _error_frame(error)
+        if isinstance(answer, Later):
+            self._answer(self._waiting.ask(peer, frame.sequence, answer, now))
+        elif answer is not None:
+            self._send(peer, answer, frame.sequence)
+
+    def _tick(self) -> None:
+        while not self._closing.wait(min(0.25, self._beat)):
+            now = time.monotonic()
+            with self._state():
+                for peer, sequence, error in self._waiting.overdue(now):
+                    self._send(peer, _error_frame(error), sequence)
+                if self._failure is not None:
+                    self._answer(self._waiting.news("arrivals"))
+                for rank in self._members.silent(now):
+                    silence = f"it gave no sign of life for {self._members.heartbeat_timeout:g} s"
+                    self._end(self._peers[rank], silence)
+
+    # ---- sending, under the lock
+
+    def _send(self, peer: _Peer, frame: Frame, sequence: int = 0) -> None:
+        stamped = replace(frame, generation=self._members.generation, sequence=sequence)
+        self._outgoing.append((peer, encode(stamped)))
+
+    def _answer(self, answers: list[tuple[_Peer, int, Frame]]) -> None:
+        for peer, sequence, frame in answers:
+            self._send(peer, frame, sequence)
+
+    def _push(self, frame: Frame) -> None:
+        encoded = encode(replace(frame, generation=self._members.generation))
+        self._outgoing += [(peer, encoded) for peer in self._peers.values()]
+
+    # ---- membership
+
+    def _hello(self, peer: _Peer, frame: Frame) -> Answer:
+        if self._failure is not None:
+            raise self._failure
+        rank, mailbox, begun = frame.metadata["rank"], frame.metadata["mailbox"], self._members.begun
+        try:
+            address = tuple(mailbox) if mailbox else None
+            self._members.arrive(rank, frame.metadata["description"], address, time.monotonic())
+        except DifferentRunError as error:
+            if not begun:
+                self._fail(error)
+            raise
+        peer.rank = rank
+        if begun:
+            self._announce()  # before it is a peer itself: it gets the same in its welcome
+        self._peers[rank] = peer
+        self._answer(self._waiting.news("arrivals"))
+        return Later(self._welcome, self._join_timeout, self._nobody_came)
+
+    def _welcome(self) -> Frame | str:
+        if self._failure is not None:
+            return _error_frame(self._failure)
+        return Frame("welcome", self._membership()) if self._members.begun else "arrivals"
+
+    def _membership(self) -> Metadata:
+        members = self._members
+        lost = {str(rank): reason for rank, reason in members.lost.items()}
+        roster = [list(address) if address else None for address in members.roster]
+        return {"generation": members.generation, "roster": roster, "lost": lost, "left": sorted(members.left)}
+
+    def _announce(self) -> None:
+        self._push(Frame("membership", self._membership()))
+        self._answer(self._waiting.news("reports"))
+
+    def _nobody_came(self) -> PacelineError:
+        """The first to give up gives up for all."""
+        missing = ", ".join(map(str, self._members.missing))
+        self._failure = self._failure or PacelineError(
+            f"Only {len(self._members.present)} of {self._members.world_size} ranks arrived within "
+            f"{self._join_timeout:g} s; missing: rank {missing}.",
+            cause="They were not started, crashed at the start, or cannot reach this address.",
+            remedy="Look at the missing ranks' output, and check the address and the number of processes.",
+        )
+        return self._failure
+
+    def _fail(self, error: PacelineError) -> None:
+        """The run cannot begin any more: tell all who wait, and all who come."""
+        self._failure = self._failure or error
+        self._answer(self._waiting.news("arrivals"))
+
+    def _end(self, peer: _Peer, reason: str) -> None:
+        peer.reason = reason
+        peer.connection.stop_receiving()
+
+    def _ended(self, peer: _Peer) -> None:
+        self._waiting.forget(peer)
+        if peer.rank is not None and self._peers.get(peer.rank) is peer:
+            del self._peers[peer.rank]
+            self._lose(peer.rank, peer.reason)
+
+    def _lose(self, rank: int, reason: str) -> None:
+        if not self._members.lose(rank, reason):
+            return
+        self._gone(rank)
+        if not self._members.begun:
+            self._fail(PacelineError(f"Rank {rank} was lost before all ranks had arrived: {reason}."))
+
+    def _gone(self, rank: int) -> None:
+        if self._ledger is not None:
+            self._ledger.release(rank)
+        self._announce()
+
+    def _leave(self, peer: _Peer, frame: Frame) -> Answer:
+        rank = self._member(peer)
+        del self._peers[rank]
+        peer.rank = None
+        if frame.metadata["error"]:
+            self._lose(rank, frame.metadata["error"])
+        else:
+            self._members.leave(rank)
+            self._gone(rank)
+        return DONE
+
+    def _heartbeat(self, peer: _Peer, frame: Frame) -> Answer:
+        if peer.rank is not None:
+            self._metrics[peer.rank] = frame.metadata["metrics"]
+        return None
+
+    def _signal(self, peer: _Peer, frame: Frame) -> Answer:
+        if self._signals.add(frame.metadata["round"]):
+            self._push(Frame("signalled", {"round": frame.metadata["round"]}))
+        return None
+
+    def _member(self, peer: _Peer) -> int:
+        if peer.rank is None:
+            raise PacelineError("Only a rank of the run may ask for that.", remedy="Say hello first.")
+        return peer.rank
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            **self._membership(),
+            "present": sorted(self._members.present),
+            "missing": self._members.missing,
+            "metrics": {str(rank): latest for rank, latest in self._metrics.items()},
+            "ledger": None if self._ledger is None else self._ledger.counters,
+        }
+
+    # ---- samples
+
+    def _open_ledger(self, peer: _Peer, frame: Frame) -> Answer:
+        rank, terms = self._member(peer), frame.metadata
+        if self._ledger is None:
+            data = (terms["samples"], terms["epochs"], terms["micro_batch"])
+            self._ledger = Ledger(*data, workers=self._members.world_size, used=to_ranges(terms["used"]))
+            self._ledger_terms = terms
+        for field, value in terms.items():
+            if value != self._ledger_terms[field]:
+                raise PacelineError(
+                    f"Rank {rank} opens the data with {field} = {str(value)[:200]}, but another rank said "
+                    f"{str(self._ledger_terms[field])[:200]}.",
+                    remedy="Give every rank the same data, epochs, micro-batch and checkpoint.",
+                )
+        return DONE
+
+    def _opened(self) -> Ledger:
+        if self._ledger is None:
+            raise PacelineError("No rank has opened the data yet.", remedy="Make the loader before asking for samples.")
+        return self._ledger
+
+    def _lease(self, peer: _Peer, frame: Frame) -> Answer:
+        ledger = self._opened()
+        leases = ledger.lease(self._member(peer), frame.metadata["micro_batches"])
+        return Frame("leased", {"ranges": to_spans(leases), "complete": ledger.complete})
+
+    def _contribute(self, peer: _Peer, frame: Frame) -> Answer:
+        self._opened().contribute(self._member(peer), frame.metadata["round"], to_ranges(frame.metadata["ranges"]))
+        self._answer(self._waiting.news("reports"))
+        return None
+
+    def _commit(self, peer: _Peer, frame: Frame) -> Answer:
+        self._member(peer)
+        self._opened().commit(frame.metadata["round"], frame.metadata["members"])
+        return None
+
+    def _discard(self, peer: _Peer, frame: Frame) -> Answer:
+        self._opened().discard(self._member(peer), to_ranges(frame.metadata["ranges"]), frame.metadata["reason"])
+        return None
+
+    def _give_back(self, peer: _Peer, frame: Frame) -> Answer:
+        self._opened().give_back(self._member(peer), to_ranges(frame.metadata["ranges"]))
+        return None
+
+    def _snapshot(self, peer: _Peer, frame: Frame) -> Answer:
+        ledger, number = self._opened(), frame.metadata["round"]
+
+        def attempt() -> Frame | str:
+            if ledger.reported(number, self._members.present):
+                return Frame("ranges", {"ranges": to_spans(ledger.snapshot(number))})
+            return "reports"
+
+        late = PacelineError(f"Not every rank has said in time what it contributed to round {number}.")
+        return Later(attempt, frame.metadata["timeout"], lambda: late)
+
+    # ---- key-value store
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._keys.values[key] = value
+        self._answer(self._waiting.news(topic_of(key)))
+
+    def _store_set(self, peer: _Peer, frame: Frame) -> Answer:
+        self._put(frame.metadata["key"], b"".join(frame.buffers))
+        return DONE
+
+    def _store_add(self, peer: _Peer, frame: Frame) -> Answer:
+        total = self._keys.number(frame.metadata["key"]) + frame.metadata["amount"]
+        self._put(frame.metadata["key"], str(total).encode())
+        return Frame("sum", {"value": total})
+
+
+def _error_frame(error: PacelineError) -> Frame:
+    return Frame("error", {"what": error.what, "where": error.where, "cause": error.cause, "remedy": error.remedy})

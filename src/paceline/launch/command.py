@@ -1,0 +1,50 @@
+"""`paceline run`: a user's script on several processes of this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.launch.local import Launch, launch
+from paceline.launch.surroundings import new_run
+from paceline.report.progress import Progress
+
+
+def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float) -> int:
+    """Run the script on every rank; its exit code is the first failure's, or 0.
+
+    Args:
+        command: the script and its arguments.
+        nproc: how many ranks.
+        folder: where the run's own folder is made.
+        port: of the control plane.
+        join_timeout: seconds to wait for every rank to arrive.
+    """
+    if not Path(command[0]).is_file():
+        raise PacelineError(f"There is no script {command[0]}.", remedy="Usage: paceline run --nproc 4 script.py.")
+    run_folder = new_run(folder)
+    with Progress(run_folder / "events"):
+        outcome = launch(
+            [sys.executable, *command], nproc, run_folder, port=port, join_timeout=join_timeout
+        )
+    print(f"The run's folder: {run_folder}")
+    explain(outcome, run_folder)
+    return exit_code(outcome)
+
+
+def explain(outcome: Launch, folder: Path) -> None:
+    """Say last what went wrong first."""
+    failed = outcome.first_failed
+    if failed is not None:
+        print(f"\nRank {failed} failed first ({outcome.how(failed)}). Its last words:", file=sys.stderr)
+        for line in outcome.last_words[failed][-15:]:
+            print(f"  {line}", file=sys.stderr)
+        print(f"All logs: {folder / 'logs'}", file=sys.stderr)
+
+
+def exit_code(outcome: Launch) -> int:
+    if outcome.first_failed is None:
+        return 0
+    code = outcome.exit_codes[outcome.first_failed]
+    return code if code > 0 else 128 - code  # as a shell tells of a signal

@@ -1,0 +1,190 @@
+"""Where a rank finds itself: alone, under torchrun, or under `paceline run`.
+
+All three end in the same: a rank, a number of ranks, the address of the control plane, its secret and the run's folder.
+Under `paceline run` the launcher hosts the control plane and outlives every rank; otherwise a child of rank 0 does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from paceline.control.client import ControlClient
+from paceline.errors import PacelineError
+from paceline.launch.hosted import HostedService
+
+CONTROL, SECRET, FOLDER, ORIGIN = "PACELINE_CONTROL", "PACELINE_SECRET", "PACELINE_FOLDER", "PACELINE_ORIGIN"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass
+class Surroundings:
+    """What a rank knows before it knows its model.
+
+    Args:
+        rank, world_size: this rank and how many there are.
+        control: the rank's line to the control plane.
+        address: host and port of the control plane.
+        secret: what every connection of the run is authenticated by.
+        folder: the run's folder.
+        origin: `time.time()` at which the run began.
+        join_timeout: seconds to wait for the other ranks.
+        service: the control plane, if a child of this process is it.
+    """
+
+    rank: int
+    world_size: int
+    control: ControlClient
+    address: tuple[str, int]
+    secret: bytes
+    folder: Path
+    origin: float
+    join_timeout: float
+    service: HostedService | None = None
+
+    @classmethod
+    def find(cls, folder: Path, join_timeout: float) -> Surroundings:
+        """Look at the environment that the launcher has left."""
+        rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        if not 0 <= rank < world_size:
+            raise PacelineError(f"RANK={rank} and WORLD_SIZE={world_size} do not fit together.")
+        if CONTROL in os.environ:
+            return cls._meet(rank, world_size, join_timeout, _from_environment())
+        if world_size == 1:
+            service, card = _host(folder, world_size, "127.0.0.1", join_timeout)
+            return cls._meet(rank, world_size, join_timeout, card, service)
+        return cls._under_torchrun(rank, world_size, folder, join_timeout)
+
+    @classmethod
+    def _under_torchrun(cls, rank: int, world_size: int, folder: Path, join_timeout: float) -> Surroundings:
+        """Rank 0 hosts the control plane; torchrun's own store tells the others where it is."""
+        import torch.distributed as dist
+
+        for needed in ("MASTER_ADDR", "MASTER_PORT"):
+            if needed not in os.environ:
+                raise PacelineError(
+                    f"WORLD_SIZE is {world_size} but {needed} is not set.",
+                    cause="The ranks cannot find each other.",
+                    remedy="Start with torchrun or `paceline run`, or unset WORLD_SIZE to train alone.",
+                )
+        host = os.environ["MASTER_ADDR"]
+        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        try:
+            store = dist.TCPStore(
+                host,
+                _number("MASTER_PORT", 0),
+                world_size,
+                is_master=serves,
+                timeout=timedelta(seconds=join_timeout),
+                wait_for_workers=False,
+            )
+            # A restart by torchrun finds the keys of the attempt before it: each attempt has its own.
+            key = f"paceline/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            service = None
+            if rank == 0:
+                service, card = _host(folder, world_size, host, join_timeout)
+                store.set(key, json.dumps(card))
+            else:
+                card = json.loads(store.get(key))
+        except (RuntimeError, OSError) as error:
+            raise PacelineError(
+                f"Rank {rank} did not find rank 0 at {host}:{os.environ['MASTER_PORT']}.",
+                cause=f"Rank 0 never arrived within {join_timeout:g} s, or the port is taken: "
+                f"{str(error).splitlines()[0]}",
+                remedy="Look at rank 0's log; give another port to the launcher.",
+            ) from error
+        return cls._meet(rank, world_size, join_timeout, card, service)
+
+    @classmethod
+    def _meet(
+        cls,
+        rank: int,
+        world_size: int,
+        join_timeout: float,
+        card: dict[str, str],
+        service: HostedService | None = None,
+    ) -> Surroundings:
+        host, _, port = card["control"].rpartition(":")
+        address, secret = (host, int(port)), bytes.fromhex(card["secret"])
+        control = ControlClient(address, secret, rank, connect_seconds=join_timeout)
+        folder, origin = Path(card["folder"]), float(card["origin"])
+        return cls(rank, world_size, control, address, secret, folder, origin, join_timeout, service)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.address[0] in LOOPBACK
+
+    def tell_all(self, key: str, value: str) -> str:
+        """Rank 0's value, on every rank."""
+        if self.rank == 0:
+            self.control.store_set(key, value.encode())
+            return value
+        return self.control.store_get(key, self.join_timeout).decode()
+
+    def close(self) -> None:
+        """Leave; who hosts the control plane keeps it for the others until they have left too."""
+        self.control.close()
+        if self.service is not None:
+            self.service.close()
+
+
+def new_run(folder: Path) -> Path:
+    """A fresh folder for a run, named by the time. Two runs in one second get different ones."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        made = folder / (stamp + suffix)
+        try:
+            made.mkdir(parents=True)
+            return made.absolute()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise PacelineError(
+                f"The run's folder {made} cannot be made: {error.strerror}.",
+                remedy="Give a place that can be written with Run(out=...) or --out.",
+            ) from error
+    raise PacelineError(f"There are too many runs of this second in {folder}.")
+
+
+def card_of(address: tuple[str, int], folder: Path, secret: bytes) -> dict[str, str]:
+    """All that a rank needs to find its run."""
+    host, port = address
+    return {
+        "control": f"{host}:{port}",
+        "secret": secret.hex(),
+        "folder": str(folder),
+        "origin": repr(time.time()),
+    }
+
+
+def environment_of(card: dict[str, str]) -> dict[str, str]:
+    """The card as environment variables for child processes; never on a command line, where anyone can read it."""
+    return {CONTROL: card["control"], SECRET: card["secret"], FOLDER: card["folder"], ORIGIN: card["origin"]}
+
+
+def _from_environment() -> dict[str, str]:
+    names = {"control": CONTROL, "secret": SECRET, "folder": FOLDER, "origin": ORIGIN}
+    return {key: os.environ[name] for key, name in names.items()}
+
+
+def _host(
+    folder: Path, world_size: int, host: str, join_timeout: float
+) -> tuple[HostedService, dict[str, str]]:
+    secret = bytes.fromhex(os.environ[SECRET]) if SECRET in os.environ else secrets.token_bytes(32)
+    service = HostedService(world_size, secret, host, join_timeout)
+    return service, card_of(service.address, new_run(folder), secret)
+
+
+def _number(name: str, default: int) -> int:
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        raise PacelineError(f"{name}={os.environ[name]!r} is not a whole number.") from None
+
+

@@ -1,0 +1,1 @@
+"""Races strategies against each other on the same emulated cluster, model, data and seed."""

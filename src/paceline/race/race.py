@@ -1,0 +1,119 @@
+"""The race: each strategy in turn on the same cluster, and one table and report of all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from paceline import workloads
+from paceline.errors import PacelineError
+from paceline.launch.command import explain
+from paceline.launch.local import launch
+from paceline.launch.surroundings import new_run
+from paceline.race.emulation import COMPUTE_SHARE, LEAST_MICRO_BATCH_SECONDS, compute_seconds, solo_speed
+from paceline.race.simulated import race_simulated
+from paceline.race.spec import RaceSpec
+from paceline.record import Event, read_events
+from paceline.report.html import write_report
+from paceline.report.progress import Progress
+from paceline.report.table import show_race
+from paceline.simulator.cluster import Cluster
+from paceline.summary import summarise
+from paceline.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Course:
+    """What all strategies of a race have in common, after the solo speeds are known."""
+
+    spec: RaceSpec
+    workload: Workload
+    cluster: Cluster
+    speeds: Sequence[float]  # samples a second of each worker alone
+
+    @property
+    def target(self) -> float:
+        return self.workload.target if self.spec.target is None else self.spec.target
+
+
+def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
+    """Run the race, print its table, write its report; the result is what `--json` holds."""
+    workload = workloads.load(spec.workload, Path(spec.data) if spec.data else None)
+    course = lay_out(spec, workload)
+    folder = new_run(out / "race")
+    (folder / "config.toml").write_text(tomli_w.dumps(_settings(course)))
+    results, events = [], {}
+    for strategy in spec.strategies:
+        run_folder = folder / strategy.replace(":", "_")
+        if spec.backend == "processes":
+            happened = _on_processes(course, strategy, run_folder)
+        else:
+            happened = race_simulated(spec, workload, course.cluster, strategy)
+        events[strategy] = happened
+        results.append(_result(course, strategy, happened))
+    race = {
+        "results": results,
+        "ideal_samples_per_second": sum(course.speeds),
+        "speeds": [device.speed for device in course.cluster.devices],
+        "workload": spec.workload,
+        "seed": spec.seed,
+        "backend": spec.backend,
+        "target": course.target,
+        "micro_batch_seconds": course.cluster.micro_batch_seconds,
+    }
+    (folder / "race.json").write_text(json.dumps(race, indent=1) + "\n")
+    show_race(race)
+    write_report(folder / "report.html", race, events)
+    print(f"Report: {folder / 'report.html'}")
+    return race
+
+
+def lay_out(spec: RaceSpec, workload: Workload) -> Course:
+    """Choose how long a micro-batch takes, and find what every worker can do alone."""
+    if spec.backend == "simulated":
+        cluster = spec.build_cluster(spec.micro_batch_seconds or LEAST_MICRO_BATCH_SECONDS)
+        speeds = [workload.micro_batch / cluster.mean_seconds(rank) for rank in range(cluster.workers)]
+        return Course(spec, workload, cluster, speeds)
+    base = spec.micro_batch_seconds
+    if base is None:
+        base = max(LEAST_MICRO_BATCH_SECONDS, compute_seconds(workload, spec.seed) / COMPUTE_SHARE)
+    cluster = spec.build_cluster(base)
+    if cluster.faults:
+        print("Note: faults of the cluster file act only in the simulator; processes emulate devices and jitter.")
+    print(f"Measuring each of {cluster.workers} workers alone ...", flush=True)
+    speeds = [solo_speed(workload, spec.seed, cluster.mean_seconds(rank)) for rank in range(cluster.workers)]
+    return Course(spec, workload, cluster, speeds)
+
+
+def _on_processes(course: Course, strategy: str, folder: Path) -> list[Event]:
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(course.spec.to_json())
+    command = [sys.executable, "-m", "paceline.race.worker", str(folder / "spec.json"), strategy]
+    command.append(repr(course.cluster.micro_batch_seconds))
+    with Progress(folder / "events", title=strategy):
+        outcome = launch(command, course.cluster.workers, folder, quiet=True)
+    if not outcome.ok:
+        explain(outcome, folder)
+        raise PacelineError(
+            f"The strategy {strategy} did not finish: rank {outcome.first_failed} failed first.",
+            where=str(folder / "logs"),
+        )
+    return read_events(folder / "events")
+
+
+def _result(course: Course, strategy: str, events: list[Event]) -> dict[str, Any]:
+    summary = summarise(events, speeds=course.speeds, seconds=course.spec.seconds, target=course.target)
+    return {"strategy": strategy, "backend": course.spec.backend, **summary.as_dict()}
+
+
+def _settings(course: Course) -> dict[str, Any]:
+    """The race as a configuration: TOML knows no null, so what is not set is left out."""
+    spec = json.loads(course.spec.to_json())
+    chosen = {"target": course.target, "micro_batch_seconds": course.cluster.micro_batch_seconds}
+    return {key: value for key, value in {**spec, **chosen}.items() if value is not None}

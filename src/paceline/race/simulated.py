@@ -1,0 +1,65 @@
+"""A strategy's turn in the simulator: real gradients, virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from paceline.backends.learners import Data
+from paceline.backends.replica import Replica
+from paceline.backends.replica_learner import ReplicaLearner
+from paceline.backends.simulated import simulate
+from paceline.race.snapshots import Snapshots
+from paceline.race.spec import RaceSpec
+from paceline.record import Event, MemoryRecorder
+from paceline.simulator.cluster import Cluster
+from paceline.strategies import create
+from paceline.workloads.workload import Workload
+
+
+def race_simulated(spec: RaceSpec, workload: Workload, cluster: Cluster, strategy: str) -> list[Event]:
+    """What happened when the strategy trained the workload in virtual time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in one order: the same bits on every machine with any number of cores
+    try:
+        return _race(spec, workload, cluster, strategy)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _race(spec: RaceSpec, workload: Workload, cluster: Cluster, strategy: str) -> list[Event]:
+    learners = [_learner(spec, workload, rank) for rank in range(cluster.workers)]
+    recorder = MemoryRecorder()
+    snapshots = Snapshots(workload, spec.seed, spec.seconds)
+
+    def look(rank: int, t: float, samples: int) -> None:
+        if rank == 0:
+            snapshots.look(t, samples, learners[0].parameters)
+
+    outcome = simulate(
+        create(strategy),
+        cluster,
+        micro_batch=workload.micro_batch,
+        seconds=spec.seconds,
+        data=Data(len(workload.train)),
+        learners=learners,
+        recorder=recorder,
+        on_applied=look,
+    )
+    snapshots.take(outcome.seconds, outcome.samples_applied, learners[0].parameters)
+    for t, samples, metric, loss in snapshots.evaluate():
+        recorder.write("metric", 0, t, samples=samples, metric=metric, loss=loss)
+    return recorder.events
+
+
+def _learner(spec: RaceSpec, workload: Workload, rank: int) -> ReplicaLearner:
+    model = workload.build_model(spec.seed)
+
+    def backward(model: nn.Module, indices: NDArray[np.int64]) -> None:
+        chosen = torch.from_numpy(indices)
+        workload.loss(model, (workload.train.x[chosen], workload.train.y[chosen])).backward()
+
+    replica = Replica(model, workload.build_optimizer(model))
+    return ReplicaLearner(replica, backward, samples=len(workload.train), rank=rank, seed=spec.seed)

@@ -1,0 +1,55 @@
+"""One rank of a race on real processes: an ordinary Paceline loop on an emulated device.
+
+    python -m paceline.race.worker SPEC.json STRATEGY MICRO_BATCH_SECONDS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from paceline import workloads
+from paceline.errors import PacelineError
+from paceline.race.emulation import EmulatedDevice
+from paceline.race.snapshots import Snapshots
+from paceline.race.spec import RaceSpec
+from paceline.run.run import Run
+from paceline.workloads.workload import Workload
+
+
+def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds: float) -> None:
+    model = workload.build_model(spec.seed)
+    with Run(strategy, seed=spec.seed) as run:
+        stream = spec.build_cluster(micro_batch_seconds).durations(run.rank)
+        device = EmulatedDevice(lambda: next(stream))
+        loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
+        optimizer = run.optimizer(workload.build_optimizer(model), model)
+        snapshots = Snapshots(workload, spec.seed, spec.seconds)
+        if run.rank == 0:
+            run.after_round(lambda: snapshots.look(run.node.now(), run.node.samples_applied, run.node.parameters))
+        for batch in loader:
+            with device.micro_batch():
+                optimizer.zero_grad()
+                workload.loss(model, batch).backward()
+            optimizer.step()
+        if run.rank == 0:
+            snapshots.take(run.node.now(), run.node.samples_applied, run.node.parameters)
+            for t, samples, metric, loss in snapshots.evaluate():
+                run.report(metric, loss, t=t, samples=samples)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    spec = RaceSpec.from_json(Path(sys.argv[1]).read_text())
+    workload = workloads.load(spec.workload, Path(spec.data) if spec.data else None)
+    try:
+        train(spec, workload, sys.argv[2], float(sys.argv[3]))
+    except PacelineError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The user's door: `Run`, its loader and its optimizer."""

@@ -1,0 +1,180 @@
+"""Micro-batches for whoever is ready: every sample exactly once an epoch, whatever the speeds.
+
+There is one seeded, shuffled order for all ranks. A rank takes leases on the next positions of it, ahead of its need;
+a torch `DataLoader` fetches and collates them. Ranks without data stay in the loop until all are done: inside
+`__iter__` they answer the strategy with empty gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from paceline.control.ledger import order
+from paceline.errors import PacelineError
+
+TAKEN_OVER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
+
+
+class SharedOrder:
+    """The run's global order: which sample stands at a position. Keeps the two epochs in use."""
+
+    def __init__(self, seed: int, samples: int) -> None:
+        self._seed, self.samples = seed, samples
+        self._epochs: dict[int, NDArray[np.int64]] = {}
+
+    def indices(self, positions: range) -> list[int]:
+        epoch = positions.start // self.samples
+        if epoch not in self._epochs:
+            self._epochs = {kept: perm for kept, perm in self._epochs.items() if kept >= epoch - 1}
+            self._epochs[epoch] = order(self._seed, epoch, self.samples)
+        first = positions.start - epoch * self.samples
+        return cast(list[int], self._epochs[epoch][first : first + len(positions)].tolist())
+
+
+class LeaseSampler:
+    """The batch sampler of the DataLoader: takes leases until there are none, and remembers what it took."""
+
+    def __init__(self, shared_order: SharedOrder) -> None:
+        self._order = shared_order
+        self.taken: deque[range] = deque()  # in the order in which the DataLoader will hand the batches out
+        self.next_range: Callable[[], range | None] = lambda: None
+        self._first: range | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while (positions := self._take()) is not None:
+            self.taken.append(positions)
+            yield self._order.indices(positions)
+
+    def look_ahead(self) -> bool:
+        """Whether there is anything to take; what was found is kept for the next iteration."""
+        if self._first is None:
+            self._first = self.next_range()
+        return self._first is not None
+
+    def _take(self) -> range | None:
+        first, self._first = self._first, None
+        return first if first is not None else self.next_range()
+
+    def left_over(self) -> list[range]:
+        """What was taken and never handed out."""
+        rest = list(self.taken) + ([self._first] if self._first is not None else [])
+        self.taken.clear()
+        self._first = None
+        return rest
+
+
+class Loader:
+    """What `run.loader(...)` returns. Iterate it once; it goes through all epochs.
+
+    Args:
+        dataset: map-style.
+        micro_batch: samples in a micro-batch, the smallest piece of work.
+        epochs: how often every sample is used; None with `seconds` to go by the clock alone.
+        seconds: take no new micro-batch after so long.
+        seed: of the shuffled order.
+        options: `DataLoader` options: num_workers, collate_fn, pin_memory, …
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        micro_batch: int,
+        epochs: int | None,
+        seconds: float | None,
+        seed: int,
+        options: dict[str, Any],
+    ) -> None:
+        self.samples = checked_length(dataset, micro_batch, epochs, seconds, options)
+        self.micro_batch, self.epochs, self.seconds = micro_batch, epochs, seconds
+        self.seed = seed
+        self._sampler = LeaseSampler(SharedOrder(seed, self.samples))
+        self._batches = DataLoader(dataset, batch_sampler=cast(Any, self._sampler), **options)
+        self._iterator: Iterator[Any] | None = None
+        self._deadline = float("inf")
+        self._pending: list[range] = []
+        self.fetched_at = 0.0
+        self.epoch = 0
+        self.iterate: Callable[[], Iterator[Any]] = self._not_ready
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+    def _not_ready(self) -> Iterator[Any]:
+        raise PacelineError(
+            "The loader was iterated before run.optimizer(...) was called.",
+            remedy="Make the optimizer first: the strategy needs it from the first micro-batch on.",
+        )
+
+    def start(self, next_range: Callable[[], range | None]) -> None:
+        """Leases may be taken from now on, and the clock of `seconds` runs."""
+        if self.seconds is not None:
+            self._deadline = time.perf_counter() + self.seconds
+        self._sampler.next_range = lambda: None if time.perf_counter() >= self._deadline else next_range()
+
+    def next_batch(self) -> Any | None:
+        """The next micro-batch, or None when there is nothing to take now."""
+        if self._iterator is None:
+            if not self._sampler.look_ahead():
+                return None
+            self._iterator = iter(self._batches)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+        positions = self._sampler.taken.popleft()
+        self._pending.append(positions)
+        self.epoch = positions.start // self.samples
+        return batch
+
+    def take_pending(self, keep_newest: bool = False) -> list[range]:
+        """The positions of the micro-batches handed out since the last call; the newest may stay pending."""
+        cut = max(0, len(self._pending) - keep_newest)
+        taken, self._pending = self._pending[:cut], self._pending[cut:]
+        return taken
+
+    def left_over(self) -> list[range]:
+        """Fetched ahead but never used: to be given back."""
+        self._iterator = None
+        return self._sampler.left_over()
+
+
+def checked_length(
+    dataset: Dataset[Any], micro_batch: int, epochs: int | None, seconds: float | None, options: dict[str, Any]
+) -> int:
+    """The dataset's length, after everything that can be wrong with a loader's arguments."""
+    where = "run.loader(dataset, micro_batch=..., epochs=...)"
+    taken_over = [name for name in TAKEN_OVER if name in options]
+    if taken_over:
+        raise PacelineError(
+            f"The loader decides {', '.join(taken_over)} itself.",
+            where=where,
+            cause="Samples go to whoever is ready, in one shuffled order over all ranks.",
+            remedy="Leave them out; micro_batch is the batch size, Run(seed=...) the seed.",
+        )
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise PacelineError(
+            "The dataset is not map-style.",
+            where=where,
+            cause="Every sample is used exactly once an epoch, so samples must have an index.",
+            remedy="Give a dataset with __len__ and __getitem__.",
+        )
+    if micro_batch < 1 or (epochs is not None and epochs < 1) or (seconds is not None and not seconds > 0):
+        raise PacelineError("micro_batch, epochs and seconds must be above zero.", where=where)
+    if epochs is None and seconds is None:
+        raise PacelineError("Neither epochs nor seconds is given.", where=where, remedy="Give one of them.")
+    samples = len(cast(Sized, dataset))
+    if samples < micro_batch:
+        raise PacelineError(
+            f"The dataset has {samples} samples, fewer than one micro-batch of {micro_batch}.",
+            where=where,
+            remedy="Make the micro-batch smaller, or check that the dataset was read whole.",
+        )
+    return samples

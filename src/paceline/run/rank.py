@@ -1,0 +1,115 @@
+"""Puts one rank together: its lines to the others, its node, its stock of leases, its record."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline import __version__
+from paceline.backends.collectives import Collectives
+from paceline.backends.mailbox import Mailbox
+from paceline.backends.processes import ProcessNode, run_clock
+from paceline.backends.replica import Replica
+from paceline.control.stock import LeaseStock
+from paceline.control.store import ControlStore
+from paceline.errors import PacelineError
+from paceline.launch.surroundings import Surroundings
+from paceline.record import FileRecorder
+from paceline.run.loader import Loader
+
+log = logging.getLogger("paceline")
+
+
+class Rank:
+    """All connections of one rank, made in the order in which they can fail with the clearest message.
+
+    Args:
+        surroundings: where this rank is.
+        replica: the user's model and optimizer.
+        loader: the user's data.
+        strategy: its name and options, to compare with the other ranks'.
+    """
+
+    def __init__(
+        self, surroundings: Surroundings, replica: Replica, loader: Loader, strategy: dict[str, Any]
+    ) -> None:
+        self._control, self._loader = surroundings.control, loader
+        self._stock: LeaseStock | None = None
+        now = run_clock(surroundings.origin)
+        self.recorder = FileRecorder(surroundings.folder / "events", surroundings.rank)
+        host = "127.0.0.1" if surroundings.loopback else self._control.local_host
+        self._mailbox = Mailbox(surroundings.rank, surroundings.secret, host=host)
+        # Before anything is added up: do all ranks mean the same? gloo would abort or return half a sum.
+        self._control.hello(
+            {
+                "version": __version__,
+                "world_size": surroundings.world_size,
+                **strategy,
+                "parameters": replica.describe(),
+                "data": {"samples": loader.samples, "micro_batch": loader.micro_batch, "seed": loader.seed},
+            },
+            self._mailbox.address,
+        )
+        self._mailbox.connect(self._control.roster)
+        self._store = ControlStore(self._control)  # torch keeps only its C++ half alive
+        self.collectives = Collectives(
+            dist.PrefixStore(f"generation-{self._control.generation}", self._store),
+            surroundings.rank,
+            surroundings.world_size,
+            replica.parameters.device,
+            surroundings.loopback,
+            self.check_peers,
+        )
+        self.node = ProcessNode(
+            replica, self._control, self._mailbox, self.collectives, self.recorder, now, self.check_peers
+        )
+
+    def check_peers(self, seconds: float) -> None:
+        """Raise if a rank is known to be lost, or becomes known within the time."""
+        deadline = time.monotonic() + seconds
+        while not self._control.lost and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self._control.lost:
+            lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
+            raise PacelineError(
+                f"The run cannot go on without a lost rank ({lost}).",
+                where=f"rank {self.node.rank}, after round {self.node.rounds}",
+                cause="Probably it failed, was killed, or lost its network; its own log says more.",
+                remedy="Start again with run.resume() to go on from the last checkpoint.",
+            )
+
+    def start_leasing(self, used: list[range]) -> None:
+        """Open the run's ledger and take the first leases."""
+        loader = self._loader
+        self._control.open_ledger(loader.samples, loader.epochs, loader.micro_batch, used)
+        self._stock = LeaseStock(self._control)
+        loader.start(self._stock.next_range)
+        self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
+
+    def stop_leasing(self, left_over: list[range]) -> None:
+        """No more data here: what was taken and not used goes out again."""
+        if self._stock is not None:
+            left_over = left_over + self._stock.close()
+            self._stock = None
+        if left_over:
+            self._control.give_back(left_over)
+
+    def used_samples(self) -> list[range]:
+        """The samples that the parameters of the last applied round are the result of."""
+        return self._control.snapshot(self.node.last_round)
+
+    def close(self, error: str) -> None:
+        """Leave the run; `error` tells the others why, if there is a why."""
+        self.recorder.write("end", self.node.rank, self.node.now())
+        self.recorder.close()
+        self._mailbox.close()
+        try:
+            if not error:
+                self.stop_leasing(self._loader.left_over())
+            self._control.leave(error)
+        except PacelineError as trouble:  # the run is over for this rank: nothing is lost by a farewell unheard
+            log.warning("Rank %d could not say farewell: %s", self.node.rank, trouble)

@@ -1,0 +1,383 @@
+"""The user's door: an ordinary PyTorch loop, trained by a strategy together with the other ranks.
+
+    with paceline.Run(strategy="abs-sgd") as run:
+        loader = run.loader(train_set, micro_batch=32, epochs=5)
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+It works alone, under torchrun and under `paceline run`; the script is the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from paceline.run import checkpoint as checkpoints
+from paceline.backends.driver import Driver
+from paceline.backends.processes import ProcessNode, RoundTotal
+from paceline.backends.replica import Replica
+from paceline.run.checkpoint import Checkpoint
+from paceline.errors import PacelineError
+from paceline.launch.surroundings import Surroundings
+from paceline.run.loader import Loader
+from paceline.run.optimizer import LearningRates, RunOptimizer
+from paceline.run.rank import Rank
+from paceline.strategies import Strategy, create
+
+log = logging.getLogger("paceline")
+IDLE_SLICE = 0.05  # how long a rank without data sleeps before it asks again whether leases came back
+
+
+class Run:
+    """One rank's part in a run.
+
+    Args:
+        strategy: a name with options (`"abs-sgd:delay_cure=none"`) or a `Strategy`.
+        name: the run's folder is `out/name/TIME`.
+        out: where runs are kept.
+        seed: of the shuffled order of the samples.
+        join_timeout: seconds to wait for the other ranks at the start.
+    """
+
+    def __init__(
+        self,
+        strategy: str | Strategy = "abs-sgd",
+        *,
+        name: str = "run",
+        out: str | Path = "runs",
+        seed: int = 0,
+        join_timeout: float = 120.0,
+    ) -> None:
+        self.strategy = create(strategy) if isinstance(strategy, str) else strategy
+        self._name, self._out, self._seed, self._join_timeout = name, Path(out), seed, join_timeout
+        self._surroundings: Surroundings | None = None
+        self._replica: Replica | None = None
+        self._rates: LearningRates | None = None
+        self._loader: Loader | None = None
+        self._rank: Rank | None = None
+        self._driver: Driver | None = None
+        self._resumed = Checkpoint()
+        self._after_round: list[Callable[[], None]] = []
+        self._buffers_averaged_at = -1
+
+    # ---- where this rank is
+
+    @property
+    def surroundings(self) -> Surroundings:
+        if self._surroundings is None:
+            raise PacelineError("The run has not begun.", remedy="Use it as `with paceline.Run(...) as run:`.")
+        return self._surroundings
+
+    @property
+    def rank(self) -> int:
+        return self.surroundings.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.surroundings.world_size
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: events, checkpoints, report."""
+        return self.surroundings.folder
+
+    @property
+    def node(self) -> ProcessNode:
+        """What the strategy sees: rounds, samples applied, parameters."""
+        if self._rank is None:
+            raise PacelineError("Training has not begun.", remedy="The loader begins it, at its first micro-batch.")
+        return self._rank.node
+
+    def __enter__(self) -> Run:
+        self._surroundings = Surroundings.find(self._out / self._name, self._join_timeout)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and self._driver is not None:
+                self._take_part_to_the_end()
+        except BaseException as late:
+            error = late
+            raise
+        finally:
+            if self._driver is not None and error is not None:
+                self._driver.stop()
+            if self._rank is not None:
+                self._rank.close("" if error is None else f"{type(error).__name__}: {error}")
+            self.surroundings.close()
+
+    # ---- what the user makes
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        micro_batch: int,
+        epochs: int | None = None,
+        seconds: float | None = None,
+        **dataloader_options: Any,
+    ) -> Loader:
+        """Micro-batches of the dataset for this rank; over all ranks every sample exactly once an epoch.
+
+        Args:
+            dataset: map-style.
+            micro_batch: samples in a micro-batch, the smallest piece of work.
+            epochs: how often every sample is used.
+            seconds: take no new micro-batch after so long; with or instead of `epochs`.
+            dataloader_options: passed on to `torch.utils.data.DataLoader`: num_workers, collate_fn, pin_memory, …
+        """
+        if self._loader is not None:
+            raise PacelineError("A run has one loader.", remedy="Make a second Run for a second training.")
+        self._loader = Loader(dataset, micro_batch, epochs, seconds, self._seed, dataloader_options)
+        self._connect_loader()
+        return self._loader
+
+    def optimizer(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module, *, clip_norm: float | None = None
+    ) -> RunOptimizer:
+        """The optimizer to use in the loop.
+
+        Args:
+            optimizer: any `torch.optim` optimizer over the model's parameters.
+            model: on the device where it will be trained.
+            clip_norm: clip the norm of a round's mean gradient. (Clipping in the loop would clip each worker's part.)
+        """
+        if self._replica is not None:
+            raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
+        self._replica = Replica(model, optimizer, clip_norm)
+        self._rates = LearningRates(optimizer, alone=self.world_size == 1)
+        self._connect_loader()
+        return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
+
+    def scheduler(self, scheduler: Any, *, every: int | str = "epoch") -> None:
+        """Let the run step a torch scheduler, by samples over all ranks. Do not call its `step()`.
+
+        Args:
+            scheduler: any whose `step()` needs no metric, made for the torch optimizer or for `run.optimizer(...)`.
+            every: `"epoch"`, or a number of samples.
+        """
+        replica_rates, loader = self._rates, self._loader
+        if replica_rates is None or loader is None:
+            raise PacelineError("run.scheduler(...) comes after run.optimizer(...) and run.loader(...).")
+        samples = loader.samples if every == "epoch" else every
+        if not isinstance(samples, int) or samples < 1:
+            raise PacelineError(f"every={every!r} is neither 'epoch' nor a number of samples above zero.")
+        replica_rates.drive(scheduler, samples)
+
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call this after every round, when all ranks hold the same parameters."""
+        self._after_round.append(callback)
+
+    def report(self, metric: float, loss: float, *, t: float | None = None, samples: int | None = None) -> None:
+        """Put a held-out metric and loss into the run's record.
+
+        Args:
+            metric, loss: of the model at `t`.
+            t: seconds since the run began; now by default.
+            samples: applied until then over all ranks; those until now by default.
+        """
+        assert self._rank is not None
+        node = self.node
+        when, seen = (node.now() if t is None else t), (node.samples_applied if samples is None else samples)
+        self._rank.recorder.write("metric", self.rank, when, samples=seen, metric=metric, loss=loss)
+
+    # ---- checkpoints
+
+    def save(self) -> None:
+        """Write a checkpoint at the end of the present round, for all ranks. Any rank may ask, or all of them."""
+        if self._driver is None or self._driver.finished:
+            self._write_checkpoint()
+        else:
+            self.node.save_wanted = True
+
+    def resume(self, path: str | Path | None = None) -> Path | None:
+        """Go on from the newest whole checkpoint. Call it on every rank, after loader and optimizer are made.
+
+        Args:
+            path: a checkpoint, a run's folder, or None for the last run of this name.
+
+        Returns:
+            The checkpoint taken, or None if there is none: then the run starts from the beginning.
+        """
+        if self._replica is None or self._loader is None or self._driver is not None:
+            raise PacelineError(
+                "run.resume() comes after run.loader(...) and run.optimizer(...) and before the first micro-batch."
+            )
+        found = None
+        if self.rank == 0:
+            folders = [Path(path)] if path is not None else sorted(self.folder.parent.glob("*"), reverse=True)
+            found = _newest_checkpoint(folders, must_exist=path is not None)
+        taken = self.surroundings.tell_all("resumed", str(found[0]) if found else "")
+        if found:
+            self._resumed = found[1]
+        return Path(taken) if taken else None
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The model's state on the CPU, with running statistics averaged over the ranks once training is over."""
+        if self._replica is None:
+            raise PacelineError("There is no model yet.", remedy="Call run.optimizer(optimizer, model) first.")
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._replica.model.state_dict().items()}
+
+    # ---- the loop, seen from inside
+
+    def _connect_loader(self) -> None:
+        if self._loader is not None and self._replica is not None:
+            self._loader.iterate = self._micro_batches
+
+    def _micro_batches(self) -> Iterator[Any]:
+        if self._driver is not None:
+            raise PacelineError(
+                "The loader was iterated a second time.",
+                cause="It goes through all epochs by itself, because fast ranks enter the next one earlier.",
+                remedy="Use one `for` over the loader, with epochs=...; loader.epoch tells the present one.",
+            )
+        driver, loader, node = self._begin()
+        while not driver.finished:
+            loader.fetched_at = node.now()
+            batch = loader.next_batch()
+            if batch is None:
+                node.out_of_data = True
+                driver.give_nothing(IDLE_SLICE)
+                continue
+            node.out_of_data = False
+            yield batch
+        self._discard(loader.take_pending())
+        self._average_buffers()
+
+    def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
+        assert self._replica is not None and self._loader is not None and self._rates is not None
+        described = {"strategy": self.strategy.name, "options": dataclasses.asdict(self.strategy)}
+        self._rank = Rank(self.surroundings, self._replica, self._loader, described)
+        self._start_alike()
+        self._rank.start_leasing(self._resumed.values.get("used", []))
+        self._rank.node.after_round = self._round_over
+        self._driver = Driver(self.strategy, self._rank.node)
+        self._driver.start()
+        return self._driver, self._loader, self._rank.node
+
+    def _start_alike(self) -> None:
+        """Rank 0's model, and all that it has resumed, becomes everybody's."""
+        assert self._rank is not None and self._replica is not None and self._rates is not None
+        if "model" not in self._resumed.tensors:
+            self._resumed.tensors["model"] = self.model_state()
+        block = self._rank.collectives.broadcast_bytes(self._resumed.to_bytes() if self.rank == 0 else None)
+        self._resumed = Checkpoint.from_bytes(block)
+        values, node = self._resumed.values, self._rank.node
+        self._replica.model.load_state_dict(self._resumed.tensors["model"])
+        if "optimizer" in values:
+            tensors = self._resumed.tensors.get("optimizer", {})
+            checkpoints.load_optimizer(self._replica.optimizer, tensors, values["optimizer"])
+            self._rates.load_state_dict(values["scheduler"])
+            node.state.update(self._resumed.tensors.get("strategy", {}) | values["strategy"])
+            node.samples_applied, node.rounds = values["samples_applied"], values["rounds"]
+
+    def _give_gradient(self) -> None:
+        samples = self._loader.take_pending() if self._loader is not None else []
+        if self._driver is None or self._loader is None or not samples:
+            raise PacelineError(
+                "optimizer.step() was called without a new micro-batch from run.loader(...).",
+                cause="A gradient counts with the samples that it is over.",
+                remedy="Call step() once for every micro-batch of the loader.",
+            )
+        assert self._rates is not None and self._replica is not None
+        self._rates.check()
+        count = sum(len(positions) for positions in samples)
+        self._driver.give(self.node.computed(self._loader.fetched_at, count, samples))
+        self._replica.mark_gradients_read()
+
+    def _gradients_zeroed(self, after_backward: bool) -> None:
+        """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been
+        through its backward pass yet, all but that. GradScaler skips steps so, and so may the user."""
+        if self._loader is not None:
+            self._discard(self._loader.take_pending(keep_newest=not after_backward))
+
+    def _discard(self, unused: list[range]) -> None:
+        if unused:
+            self.node.discard(unused, "the loop made no step with it")
+
+    def _round_over(self, total: RoundTotal) -> None:
+        assert self._rates is not None
+        node = self.node
+        self._rates.advance(node.samples_applied - total.count, node.samples_applied)
+        if total.saving:
+            self._average_buffers()
+            self._write_checkpoint()
+        for callback in self._after_round:
+            callback()
+
+    def _take_part_to_the_end(self) -> None:
+        """The loop was left early: give back what was not used, and take part without data until all are done."""
+        assert self._driver is not None and self._loader is not None and self._rank is not None
+        if not self._driver.finished:
+            self._discard(self._loader.take_pending())
+            self._rank.stop_leasing(self._loader.left_over())
+            self.node.out_of_data = True
+            while not self._driver.finished:
+                self._driver.give_nothing(IDLE_SLICE)
+            self._average_buffers()
+
+    def _average_buffers(self) -> None:
+        """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""
+        node = self.node
+        if self._buffers_averaged_at == node.rounds:
+            return
+        self._buffers_averaged_at = node.rounds
+        buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
+        if not buffers or self.world_size == 1:
+            return
+        seen = float(node.samples_computed)
+        flat = torch.cat([b.detach().double().flatten() * seen for b in buffers] + [buffers[0].new_tensor([seen]).double()])
+        summed = node.sum_now(flat)
+        mean = summed[:-1] / summed[-1].clamp(min=1)
+        for buffer, part in zip(buffers, mean.split([b.numel() for b in buffers]), strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+    def _write_checkpoint(self) -> None:
+        assert self._replica is not None and self._rates is not None
+        if self.rank != 0:
+            return
+        tensors, values = checkpoints.optimizer_parts(self._replica.optimizer)
+        state = self.node.state
+        kept = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        assert self._rank is not None
+        whole = Checkpoint(
+            tensors={"model": self.model_state(), "optimizer": tensors, "strategy": kept},
+            values={
+                "optimizer": values,
+                "scheduler": self._rates.state_dict(),
+                "strategy": {name: value for name, value in state.items() if name not in kept},
+                "samples_applied": self.node.samples_applied,
+                "rounds": self.node.rounds,
+                "used": self._rank.used_samples(),
+            },
+        )
+        checkpoints.write(self.folder / "checkpoints", self.node.rounds, whole)
+
+
+def _newest_checkpoint(folders: list[Path], must_exist: bool) -> tuple[Path, Checkpoint] | None:
+    for folder in folders:
+        if (folder / checkpoints.MANIFEST).exists():
+            return folder, checkpoints.read(folder)
+        inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+        found = checkpoints.read_latest(inside)
+        if found:
+            return found
+    if must_exist:
+        raise PacelineError(
+            f"There is no checkpoint in {folders[0]}.", remedy="Give a run's folder, or a folder round-… inside it."
+        )
+    return None

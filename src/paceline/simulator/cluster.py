@@ -1,0 +1,111 @@
+"""A described cluster: devices, network and faults. `cluster_file` reads one from TOML.
+
+A device of speed 1 needs `micro_batch_seconds` for a micro-batch on average; one of speed ½ twice as long. Every rank
+draws its jitter from a stream of its own, made from (seed, rank): what happens to the others cannot change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from paceline.simulator.checks import WrongValueError, number, whole
+from paceline.simulator.faults import Fault, check_ranks
+from paceline.simulator.jitter import Constant, Jitter, Trace, read_trace
+from paceline.simulator.network import Network
+
+
+@dataclass(frozen=True)
+class Device:
+    """One worker's machine.
+
+    Args:
+        speed: relative to a device that needs `micro_batch_seconds`.
+        jitter: how its micro-batch times vary around their mean.
+    """
+
+    speed: float = 1.0
+    jitter: Jitter = field(default_factory=Constant)
+
+    def __post_init__(self) -> None:
+        number(self, "speed", above=0.0)
+        if self.speed == float("inf"):
+            raise WrongValueError("speed", "speed = inf is not possible: a micro-batch must take some time.")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices, what joins them, and what goes wrong.
+
+    Args:
+        devices: rank i's device at place i.
+        micro_batch_seconds: what a device of speed 1 needs for one micro-batch, on average.
+        network: what communication costs; free by default.
+        faults: see `faults`.
+        seed: of all chance in it.
+
+    >>> cluster = Cluster.from_speeds([1, 1, 0.5, 0.25], micro_batch_seconds=0.02)
+    >>> [cluster.mean_seconds(rank) for rank in range(cluster.workers)]
+    [0.02, 0.02, 0.04, 0.08]
+    >>> next(cluster.durations(3))
+    0.08
+    """
+
+    devices: tuple[Device, ...]
+    micro_batch_seconds: float = 0.02
+    network: Network = field(default_factory=Network)
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        number(self, "micro_batch_seconds", above=0.0)
+        whole(self, "seed", 0)
+        if not self.devices:
+            raise WrongValueError("devices", "The cluster has no devices.", "Give at least one.")
+        for fault in self.faults:
+            check_ranks(fault, self.workers)
+
+    @classmethod
+    def from_speeds(
+        cls,
+        speeds: Sequence[float],
+        *,
+        micro_batch_seconds: float = 0.02,
+        jitter: Jitter | None = None,
+        network: Network | None = None,
+        faults: Sequence[Fault] = (),
+        seed: int = 0,
+    ) -> Cluster:
+        """One device for each speed, all with the same jitter."""
+        devices = tuple(Device(speed, jitter or Constant()) for speed in speeds)
+        return cls(devices, micro_batch_seconds, network or Network(), tuple(faults), seed)
+
+    @classmethod
+    def from_trace(
+        cls, file: str, *, micro_batch_seconds: float = 0.02, network: Network | None = None, seed: int = 0
+    ) -> Cluster:
+        """A recorded job again: one device for each of its workers, with the worker's speed (relative to the job's
+        mean micro-batch) and its times."""
+        means = [sum(times) / len(times) for times in read_trace(file)]
+        speeds = [sum(means) / len(means) / mean for mean in means]
+        return cls.from_speeds(
+            speeds, micro_batch_seconds=micro_batch_seconds, jitter=Trace(file), network=network, seed=seed
+        )
+
+    @property
+    def workers(self) -> int:
+        return len(self.devices)
+
+    def mean_seconds(self, rank: int) -> float:
+        """What a micro-batch takes this rank on average, alone and without faults."""
+        return self.micro_batch_seconds / self.devices[rank].speed
+
+    def micro_batches_per_second(self) -> float:
+        """What all devices together compute when nobody waits: the physical limit."""
+        return sum(device.speed for device in self.devices) / self.micro_batch_seconds
+
+    def durations(self, rank: int) -> Iterator[float]:
+        """Seconds of the rank's first, second, … micro-batch, without faults."""
+        mean = self.mean_seconds(rank)
+        for factors in self.devices[rank].jitter.blocks(self.seed, rank):
+            yield from (mean * factors).tolist()

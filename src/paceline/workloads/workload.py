@@ -1,0 +1,120 @@
+"""What a workload is: data, a model and how to judge it. The race, the tests and the examples all train these."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name that every PyTorch user knows)
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from paceline.errors import PacelineError
+
+EVALUATION_BATCH = 2048
+"""Large enough to be fast, small enough that the activations of a convolution take little memory."""
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """A map-style dataset over two tensors that are ready for the model, so that fetching costs next to nothing.
+
+    `__getitems__` follows PyTorch's contract (a list of samples, as a `DataLoader` wants it) with one indexing
+    operation for the whole list.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        chosen = torch.as_tensor(indices)
+        return list(zip(self.x[chosen].unbind(), self.y[chosen].unbind(), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A classification task.
+
+    Args:
+        name: as the command line calls it.
+        train: the samples to learn from.
+        test_x, test_y: the held-out part.
+        model: makes a new model.
+        micro_batch: samples in the smallest piece of work.
+        target: held-out accuracy that counts as reached in `time to target`.
+        lr, momentum: of plain SGD. The rates leave room for a delay of one round, which with momentum is stable only
+            at far smaller ones than synchronous training.
+    """
+
+    name: str
+    train: Samples
+    test_x: Tensor
+    test_y: Tensor
+    model: Callable[[], nn.Module]
+    micro_batch: int
+    target: float
+    lr: float
+    momentum: float = 0.9
+
+    def build_model(self, seed: int) -> nn.Module:
+        """A model whose first parameters depend on the seed alone. The global random state stays as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would seed GPUs too, for good
+            return self.model()
+
+    def build_optimizer(
+        self, model: nn.Module, *, lr: float | None = None, momentum: float | None = None
+    ) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=self.lr if lr is None else lr,
+            momentum=self.momentum if momentum is None else momentum,
+        )
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Mean cross-entropy of the batch."""
+        x, y = batch
+        return F.cross_entropy(model(x), y)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        """Accuracy and mean loss on the held-out part. The model is left in the mode in which it came."""
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        right, loss = 0, 0.0
+        for part in range(0, len(self.test_y), EVALUATION_BATCH):
+            chosen = slice(part, part + EVALUATION_BATCH)
+            logits, labels = model(self.test_x[chosen].to(device)), self.test_y[chosen].to(device)
+            right += int((logits.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+        model.train(was_training)
+        return right / len(self.test_y), loss / len(self.test_y)
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> PacelineError:
+    """The error for a name that is none of the choices; it suggests the nearest."""
+    choices = list(choices)
+    nearest = difflib.get_close_matches(name, choices, n=1)
+    return PacelineError(
+        f"There is no {what} called {name!r}.",
+        cause=f"Did you mean {nearest[0]!r}?" if nearest else "",
+        remedy=f"Possible: {', '.join(choices)}.",
+    )
+
+
+def choose_model(
+    workload: str, name: str | None, models: dict[str, Callable[[], nn.Module]]
+) -> Callable[[], nn.Module]:
+    """The model of this name, or the first of the workload's models when none was asked for."""
+    chosen = next(iter(models)) if name is None else name
+    if chosen not in models:
+        raise unknown(f"model for the workload {workload}", chosen, models)
+    return models[chosen]

@@ -1,0 +1,80 @@
+"""Membership: who is here, and whether all mean the same run."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.control.membership import Membership
+from paceline.errors import PacelineError
+
+RUN = {
+    "version": "1.0",
+    "strategy": "abs-sgd",
+    "options": {"delay": 1},
+    "world_size": 2,
+    "parameters": [["fc.weight", [10, 32], "float32"], ["fc.bias", [10], "float32"]],
+    "data": {"samples": 1000},
+}
+
+
+def arrived(*descriptions):
+    members = Membership(world_size=len(descriptions), heartbeat_timeout=5.0)
+    for rank, description in enumerate(descriptions):
+        members.arrive(rank, description, ("127.0.0.1", 1000 + rank), now=0.0)
+    return members
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": "1.1"}, "version of Paceline is 1.1 on rank 1 but 1.0 on rank 0"),
+        ({"strategy": "all-reduce"}, "strategy is all-reduce on rank 1 but abs-sgd on rank 0"),
+        ({"world_size": 3}, "world size is 3 on rank 1 but 2 on rank 0"),
+        ({"options": {"delay": 2}}, "option delay is 2 on rank 1 but 1 on rank 0"),
+        ({"options": {}}, "option delay is given on rank 0 but not on rank 1"),
+        ({"data": {"samples": 999}}, "data set's samples is 999 on rank 1 but 1000 on rank 0"),
+        (
+            {"parameters": [["fc.weight", [10, 64], "float32"], ["fc.bias", [10], "float32"]]},
+            r"parameter fc.weight has shape \(10, 64\) on rank 1 but \(10, 32\) on rank 0",
+        ),
+        (
+            {"parameters": [["fc.weight", [10, 32], "float32"], ["fc.bias", [10], "bfloat16"]]},
+            "parameter fc.bias is bfloat16 on rank 1 but float32 on rank 0",
+        ),
+        ({"parameters": RUN["parameters"][:1]}, "only rank 0 has a parameter fc.bias; rank 1 has none"),
+        ({"parameters": [*RUN["parameters"], ["more", [1], "float32"]]}, "only rank 1 has a parameter more"),
+        ({"parameters": RUN["parameters"][::-1]}, "fc.bias on rank 1 stands where fc.weight stands on rank 0"),
+        ({"seed": 7}, "description's seed is given on rank 1 but not on rank 0"),
+    ],
+)
+def test_the_first_difference_is_named(change, words):
+    with pytest.raises(PacelineError, match=words):
+        arrived(RUN, RUN | change)
+
+
+def test_the_generation_counts_changes_after_everyone_arrived():
+    members = arrived(RUN, RUN)
+    assert members.begun and members.generation == 0 and members.missing == []
+    assert members.lose(1, "killed") and members.generation == 1
+    assert members.lost == {1: "killed"} and members.roster == [("127.0.0.1", 1000), None]
+    assert not members.lose(1, "killed")
+    assert members.lose(1, "exit code 9") and members.generation == 1  # a better reason is news, but no change
+    members.arrive(1, RUN, None, now=1.0)
+    assert members.generation == 2 and members.lost == {}
+    members.leave(0)
+    assert members.generation == 3 and members.left == {0}
+    assert not members.lose(0, "exit code 0")
+
+
+def test_silence():
+    members = arrived(RUN, RUN)
+    members.heard(1, 4.0)
+    assert members.silent(5.0) == [] and members.silent(6.0) == [0] and members.silent(9.5) == [0, 1]
+
+
+def test_ranks_that_cannot_be():
+    members = arrived(RUN, RUN)
+    with pytest.raises(PacelineError, match="Rank 2 does not exist"):
+        members.arrive(2, RUN, None, 0.0)
+    with pytest.raises(PacelineError, match="Rank 1 is already here"):
+        members.arrive(1, RUN, None, 0.0)

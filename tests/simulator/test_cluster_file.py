@@ -1,0 +1,85 @@
+"""A cluster file means what it says, and a wrong one is told its line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.simulator.cluster import Cluster, Device
+from paceline.simulator.cluster_file import EXAMPLE, parse_cluster, read_cluster
+from paceline.simulator.faults import Partition, SlowDown
+from paceline.simulator.jitter import Constant, LogNormal, Trace
+from paceline.simulator.network import Network
+
+
+def test_the_example_of_the_docs() -> None:
+    cluster = parse_cluster(EXAMPLE)
+    assert [device.speed for device in cluster.devices] == [1.0, 1.0, 0.5, 0.25, 0.25]
+    assert cluster.devices[1].jitter == LogNormal(0.2)
+    assert cluster.network == Network(50e-6, 1.25e9)
+    assert cluster.faults[0] == SlowDown(rank=2, at=10.0, factor=6, duration=5.0)
+    assert cluster.faults[2] == Partition(groups=((0, 1), (2, 3)), at=30.0, duration=2.0)
+
+
+def test_the_least_that_must_be_said() -> None:
+    cluster = parse_cluster("micro_batch_seconds = 1\n[[devices]]\n")
+    assert cluster == Cluster((Device(1.0, Constant()),), 1)
+
+
+HEAD = "micro_batch_seconds = 0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "said"),
+    [
+        (HEAD + "[[devices]]\nspeed = 1\n\n[[devices]]\nspeed = 0\n", 6, "speed", "above 0"),
+        (HEAD + "[[devices]]\nspeed = -1\n", 3, "speed", "above 0"),
+        (HEAD + '[[devices]]\nspeed = "fast"\n', 3, "speed", "not a number"),
+        (HEAD + "[[devices]]\nspeed = true\n", 3, "speed", "not a number"),
+        (HEAD + "[[devices]]\nspeeed = 1\n", 3, "speeed", "Do you mean speed"),
+        (HEAD + "[[devices]]\ncount = 0\n", 3, "count", "at least 1"),
+        (HEAD + "[[devices]]\ncount = 1.5\n", 3, "count", "whole number"),
+        (HEAD + '[[devices]]\nspeed = 1\njitter = {kind = "lognormal"}\n', 4, "jitter", "Do you mean log-normal"),
+        (HEAD + '[[devices]]\njitter = {kind = "log-normal"}\n', 3, "jitter", "sigma is missing"),
+        (HEAD + '[[devices]]\njitter = {kind = "pareto", shape = 0.5}\n', 3, "jitter", "above 1"),
+        (HEAD + '[[devices]]\njitter = "constant"\n', 3, "jitter", "table with a kind"),
+        (HEAD + '[[devices]]\njitter = {kind = "trace", file = "no.csv"}\n', 3, "jitter", "cannot be read"),
+        (HEAD + "[[devices]]\n[network]\nlatency = -1\n", 4, "latency", "at least 0"),
+        (HEAD + '[[devices]]\n[network]\nlatency = 0\nall_reduce = "star"\n', 5, "all_reduce", "'ring', 'tree'"),
+        (HEAD + "[[devices]]\n[network]\nbandwith = 1\n", 4, "bandwith", "Do you mean bandwidth"),
+        (HEAD + '[[devices]]\n[[faults]]\nkind = "crash"\nrank = 1\nat = 1\n', 5, "rank", "only ranks 0 to 0"),
+        (HEAD + '[[devices]]\n[[faults]]\nkind = "explode"\n', 4, "kind", "not known"),
+        (HEAD + '[[devices]]\n\n[[faults]]\nkind = "crash"\nat = 1\n', 4, "rank", "missing"),
+        ("micro_batch_seconds = 0\n[[devices]]\n", 1, "micro_batch_seconds", "above 0"),
+        ("[[devices]]\n", 1, "micro_batch_seconds", "missing"),
+        (HEAD + "colour = 3\n[[devices]]\n", 2, "colour", "not known"),
+        (HEAD, 1, "devices", "missing"),
+        (HEAD + "devices = 3\n", 2, "devices", "list of tables"),
+        (HEAD + "\n[device]\nspeed = 1\n", 3, "device", "Do you mean devices"),
+        (HEAD + "network = 3\n[[devices]]\n", 2, "network", "not a table"),
+    ],
+)
+def test_errors_name_line_and_key(text: str, line: int, key: str, said: str) -> None:
+    with pytest.raises(PacelineError) as caught:
+        parse_cluster(text, "my.toml")
+    assert f"my.toml, line {line}, key {key}" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_broken_toml_names_the_line() -> None:
+    with pytest.raises(PacelineError, match=r"line 2.*my\.toml"):
+        parse_cluster("micro_batch_seconds = 1\nspeed = = 2\n", "my.toml")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match=r"none\.toml cannot be read"):
+        read_cluster(tmp_path / "none.toml")
+
+
+def test_a_trace_is_found_beside_the_cluster_file(tmp_path: Path) -> None:
+    (tmp_path / "job.csv").write_text("worker,batch_time_norm\n0,1\n0,3\n")
+    file = tmp_path / "cluster.toml"
+    file.write_text(HEAD + '[[devices]]\njitter = {kind = "trace", file = "job.csv"}\n')
+    assert read_cluster(file).devices[0].jitter == Trace(str(tmp_path / "job.csv"))

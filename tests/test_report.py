@@ -1,0 +1,229 @@
+"""What people see: the table, the live display and the page, from whole, partial and hostile records."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from paceline.record import Event, FileRecorder, MemoryRecorder
+from paceline.report.charts import Curve, line_chart, ticks
+from paceline.report.html import render, write_report
+from paceline.report.progress import Progress, RunView
+from paceline.report.table import race_table, race_text, show_race
+from paceline.report.timeline import common_span
+from paceline.summary import summarise
+
+SPEEDS = [800.0, 800.0, 400.0, 200.0]
+
+
+def run(seconds: float, network: float = 0.004) -> list[Event]:
+    """A blocking run of four workers with micro-batches of 32."""
+    recorder, now, number = MemoryRecorder(), 0.0, 0
+    for rank in range(4):
+        recorder.write("start", rank, 0.0, pid=rank)
+    while now < seconds:
+        ends = [now + 32 / speed for speed in SPEEDS]
+        over = max(ends) + network
+        for rank, end in enumerate(ends):
+            recorder.write("compute", rank, now, end=end, samples=32)
+            recorder.write("join", rank, end, round=number, samples=32, bytes=4000)
+            recorder.write("wait", rank, end, end=over, round=number)
+            recorder.write("applied", rank, over, round=number, samples=128, own=32)
+        now, number = over, number + 1
+        recorder.write("metric", 0, now, samples=128 * number, metric=1 - 1 / (1 + number), loss=1 / number)
+    return recorder.events
+
+
+def race(events: dict[str, list[Event]], **more: Any) -> dict[str, Any]:
+    results = [
+        {"strategy": name, "backend": "simulated", **summarise(each, speeds=SPEEDS, target=0.9).as_dict()}
+        for name, each in events.items()
+    ]
+    return {"results": results, "ideal_samples_per_second": 2200.0, "speeds": [1, 1, 0.5, 0.25], "seed": 0, **more}
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, list[Event]]:
+    return {"all-reduce": run(20.0), "other": run(2.0)}
+
+
+# ---- the table
+
+
+def test_plain_text_where_there_is_no_terminal(events: dict[str, list[Event]]) -> None:
+    file = io.StringIO()
+    show_race(race(events), Console(file=file, width=20))  # too narrow: plain text must not be cut
+    lines = file.getvalue().splitlines()
+    assert lines[0].split()[:2] == ["strategy", "share"] and len({len(line) for line in lines}) == 1
+    assert "35.4 %" in lines[1] or "35.5 %" in lines[1]
+
+
+def test_a_table_on_a_terminal(events: dict[str, list[Event]]) -> None:
+    file = io.StringIO()
+    show_race(race({"a[b]": events["other"]}), Console(file=file, force_terminal=True, width=120))
+    assert "a[b]" in file.getvalue() and "share of ideal" in file.getvalue()
+    assert race_table(race(events)).row_count == 2
+
+
+def test_results_without_metric_or_rounds_have_a_table() -> None:
+    assert "-" in race_text(race({"nothing": []})).splitlines()[1]
+
+
+# ---- the live display
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, height=30)
+
+
+def shown(progress_console: Console) -> str:
+    assert isinstance(progress_console.file, io.StringIO)
+    return progress_console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_says_who_waits_for_whom(tmp_path: Path, terminal: bool) -> None:
+    for rank in (0, 1):
+        with FileRecorder(tmp_path, rank) as recorder:
+            recorder.write("start", rank, 0.0, pid=1)
+            if rank == 0:
+                recorder.write("compute", 0, 0.0, end=0.5, samples=100)
+                recorder.write("join", 0, 0.5, round=0, samples=100, bytes=8)
+                recorder.write("warning", 0, 0.5, text="[odd] text")
+    place = console(terminal)
+    with Progress(tmp_path, title="abs-sgd", console=place):
+        pass
+    assert "waiting for rank 1" in shown(place) and "200/s" in shown(place) and "abs-sgd" in shown(place)
+    assert not terminal or "[odd] text" in shown(place)
+
+
+def test_the_display_of_nothing(tmp_path: Path) -> None:
+    place = console(terminal=False)
+    with Progress(tmp_path / "later", console=place):
+        pass
+    assert shown(place) == ""
+
+
+def test_more_workers_than_the_screen_has_rows(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, console=console(terminal=True))
+    for rank in range(100):
+        progress.view.see({"kind": "start", "rank": rank, "t": 0.0})
+    assert progress.table().row_count == 25
+
+
+def test_speeds_and_states_of_a_run() -> None:
+    view = RunView()
+    for event in sorted(run(10.0), key=lambda e: e["t"]):
+        view.see(event)
+    assert view.workers[3].speed(view.now) == pytest.approx(32 / 0.164, rel=0.05)
+    assert view.doing()[0] == "computing" and view.workers[0].rounds == 61
+    view.see({"kind": "end", "rank": 0, "t": 10.0})
+    assert view.doing()[0] == "done"
+
+
+KINDS = st.sampled_from(["start", "compute", "join", "wait", "applied", "discard", "metric", "warning", "end", "new"])
+FIELDS = st.dictionaries(
+    st.sampled_from(["end", "samples", "round", "own", "metric", "text"]), st.none() | st.integers(0, 9) | st.text()
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(KINDS, st.integers(0, 3), st.floats(0, 10), FIELDS), max_size=30))
+def test_no_record_makes_the_display_fall_over(parts: list[tuple[str, int, float, dict[str, Any]]]) -> None:
+    progress = Progress("nowhere", console=console(terminal=True))
+    for kind, rank, t, fields in parts:
+        progress.view.see({"kind": kind, "rank": rank, "t": t, **fields})
+        progress.line()
+    progress.table()
+
+
+# ---- the page
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and gathers the text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_is_whole_small_and_needs_no_network(tmp_path: Path, events: dict[str, list[Event]]) -> None:
+    path = tmp_path / "new" / "report.html"
+    write_report(path, race(events, workload="digits", target=0.9), events)
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 500_000
+    assert not re.search(r"https?:|<script|<link|@import|url\(", text)
+    words = Page(text).words
+    for expected in ("Paceline race: digits", "all-reduce", "The first", "target 0.9", "in flight at the end", "yes"):
+        assert expected in words
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_all_text_is_escaped() -> None:
+    bad = "<b>&\"'"
+    page = render(race({bad: run(1.0)}, workload=bad, note=bad), {bad: run(1.0)})
+    assert bad not in page and "&lt;b&gt;" in page
+    Page(page)
+
+
+def test_a_race_without_events_or_with_hundreds_of_workers_has_a_page() -> None:
+    Page(render(race({"none": []}), {}))
+    many = summarise([], speeds=[1.0] * 300).as_dict()
+    assert "276 more are not shown" in render({"results": [{"strategy": "x", **many}]}, {})
+
+
+def test_what_does_not_add_up_is_said() -> None:
+    twice = [*run(1.0), {"kind": "discard", "rank": 0, "t": 1.0, "samples": 5, "reason": "?"}]
+    assert "applied or discarded" in Page(render(race({"x": twice}), {"x": twice})).words
+
+
+def test_all_timelines_show_the_same_seconds(events: dict[str, list[Event]]) -> None:
+    span = common_span(events.values())
+    assert span < 10.0 and f"{span:g}" in ("2", "3", "4", "5")
+    assert common_span([]) == 1.0
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_cover_the_range_with_few_round_numbers(low: float, span: float) -> None:
+    marks = ticks(low, low + span)
+    assert marks[0] <= low + 1e-6 * span + 1e-9 * abs(low) and marks[-1] >= low + span * (1 - 1e-6) - 1e-9 * abs(low)
+    assert 2 <= len(marks) <= 8
+
+
+@pytest.mark.parametrize("points", [[(0.0, 0.5)], [(1.0, 0.0), (2.0, 0.0)], [(1.0, float("nan")), (2.0, 0.5)]])
+def test_odd_curves_can_be_drawn(points: list[tuple[float, float]]) -> None:
+    svg = line_chart([Curve("a", points), Curve("b", [])], x_label="x", y_label="y")
+    assert "nan" not in svg
+    ElementTree.fromstring(svg)
+
+
+def test_a_long_curve_is_thinned_but_keeps_its_end() -> None:
+    svg = line_chart([Curve("a", [(float(i), i / 10_000) for i in range(10_001)])], x_label="x", y_label="y")
+    assert svg.count("L") < 310 and "466.0 12.0" in svg

@@ -1,0 +1,144 @@
+"""Workloads: the right data, reproducible models, learning in a few epochs, and clear words when files are wrong."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from paceline import workloads
+from paceline.errors import PacelineError
+from paceline.workloads import fashion_mnist
+from paceline.workloads.synthetic import synthetic
+from paceline.workloads.workload import Workload
+
+
+def train(workload: Workload, epochs: int, batch: int) -> float:
+    model = workload.build_model(0)
+    optimizer = workload.build_optimizer(model)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        for x, y in DataLoader(workload.train, batch_size=batch, shuffle=True, generator=generator):
+            optimizer.zero_grad()
+            workload.loss(model, (x, y)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return workload.evaluate(model)[0]
+
+
+def test_digits() -> None:
+    workload = workloads.load("digits")
+    assert len(workload.train) == 1437 and workload.test_x.shape == (360, 64)
+    assert torch.equal(workload.test_y, workloads.load("digits").test_y)
+    assert train(workload, epochs=10, batch=128) >= 0.95
+
+
+def test_synthetic_reaches_its_target_and_takes_its_sizes() -> None:
+    assert train(workloads.load("synthetic"), epochs=2, batch=128) >= workloads.load("synthetic").target
+    small = synthetic(samples=20, features=3, classes=2)
+    assert small.train.x.shape == (20, 3) and len(small.test_y) == 5
+    assert not torch.equal(small.train.x, synthetic(20, 3, 2, seed=1).train.x)
+
+
+def test_the_seed_alone_makes_the_model_and_the_global_random_state_is_left_alone() -> None:
+    workload = workloads.load("synthetic")
+    before = torch.random.get_rng_state()
+    first, again, other = (workload.build_model(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    weights = [next(model.parameters()) for model in (first, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_leaves_the_mode_as_it_was(training: bool) -> None:
+    workload = synthetic(100, 4, 3)
+    model = workload.build_model(0).train(training)
+    metric, loss = workload.evaluate(model)
+    assert 0.0 <= metric <= 1.0 and loss > 0.0 and model.training is training
+
+
+def test_options_of_the_optimizer() -> None:
+    workload = synthetic(100, 4, 3)
+    optimizer = workload.build_optimizer(workload.build_model(0), lr=0.5, momentum=0.0)
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.5, 0.0)
+
+
+def test_fetching_many_samples_is_fetching_each() -> None:
+    samples = synthetic(100, 4, 3).train
+    for (x, y), index in zip(samples.__getitems__([3, 99, 3]), [3, 99, 3], strict=True):
+        assert torch.equal(x, samples[index][0]) and torch.equal(y, samples[index][1])
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(PacelineError, match="Did you mean 'digits'"):
+        workloads.load("digit")
+    with pytest.raises(PacelineError, match="Possible: digits, fashion-mnist, synthetic"):
+        workloads.load("zzz")
+    with pytest.raises(PacelineError, match=r"no model for the workload fashion-mnist called 'lenet'.*lenet-5"):
+        workloads.load("fashion-mnist", model="lenet")
+
+
+def test_the_names_are_known_without_torch() -> None:
+    code = "import sys, paceline.workloads, paceline.record, paceline.summary; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- Fashion-MNIST: small files of the same format stand in for the real ones
+
+
+def write_idx(path: Path, array: np.ndarray, magic: int) -> None:
+    raw = np.array([magic, *array.shape], dtype=">u4").tobytes() + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 50), ("t10k", 20)):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", rng.integers(0, 256, (count, 28, 28)), 0x803)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", rng.integers(0, 10, count), 0x801)
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", [None, "lenet-5", "mlp"])
+def test_fashion_mnist_from_plain_and_compressed_files(folder: Path, model: str | None) -> None:
+    workload = workloads.load("fashion-mnist", folder, model)
+    assert workload.train.x.shape == (50, 1, 28, 28) and len(workload.test_y) == 20
+    net = workload.build_model(0)
+    assert net(workload.test_x).shape == (20, 10)
+    assert workload.loss(net, workload.train[0:2]).item() > 0  # type: ignore[index]
+
+
+def test_the_folder_may_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DATA", str(folder))
+    assert len(workloads.load("fashion-mnist").train) == 50
+
+
+def test_missing_files_tell_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_DATA", raising=False)
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "nowhere")
+    with pytest.raises(PacelineError, match=r"apt-get install dataset-fashion-mnist.*--data"):
+        workloads.load("fashion-mnist")
+
+
+def test_wrong_files_are_named(folder: Path) -> None:
+    labels, images = folder / "train-labels-idx1-ubyte", folder / "train-images-idx3-ubyte.gz"
+    good = labels.read_bytes()
+    for bad, words in [
+        (good[:-1], "cut off"),
+        (good[:5], "does not begin with an idx header"),
+        (b"\0" * 58, "does not begin with an idx header"),
+        (good[:4] + (49).to_bytes(4, "big") + good[9:], "50 images of 28×28 and 49 labels"),
+        (good[:-1] + b"\x0b", "not Fashion-MNIST's"),
+    ]:
+        labels.write_bytes(bad)
+        with pytest.raises(PacelineError, match=words):
+            workloads.load("fashion-mnist", folder)
+    images.write_bytes(images.read_bytes()[:100])
+    with pytest.raises(PacelineError, match=r"train-images-idx3-ubyte\.gz.*cannot be read"):
+        workloads.load("fashion-mnist", folder)
