@@ -107,7 +107,9 @@ def against_ddp(rounds: int) -> None:
         common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
         store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         ranks = [
-            subprocess.Popen([sys.executable, __file__, "--rank-of", out, "--rounds", str(rounds)], env=common | {"RANK": str(r)})
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank-of", out, "--rounds", str(rounds)], env=common | {"RANK": str(r)}
+            )
             for r in (0, 1)
         ]
         failed = any(rank.wait() for rank in ranks)
@@ -115,13 +117,17 @@ def against_ddp(rounds: int) -> None:
         if failed:
             raise SystemExit("a rank failed")
         rows = [[float(v) for v in line.split()] for line in (Path(out) / "speeds.txt").read_text().splitlines()]
-    print(f"Two equal ranks, MLP of {sum(p.numel() for p in million_parameters().parameters()):,} parameters, "
-          f"micro-batch {MICRO_BATCH}, {len(rows)} alternating turns")
+    print(
+        f"Two equal ranks, MLP of {sum(p.numel() for p in million_parameters().parameters()):,} parameters, "
+        f"micro-batch {MICRO_BATCH}, {len(rows)} alternating turns"
+    )
     for place, contender in enumerate(CONTENDERS):
         speeds = [row[place] for row in rows]
         ratios = sorted(row[place] / row[0] for row in rows)
-        print(f"  {contender:12} {statistics.median(speeds):9.0f} samples/s   of DDP: median "
-              f"{statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")
+        print(
+            f"  {contender:12} {statistics.median(speeds):9.0f} samples/s   of DDP: median "
+            f"{statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}"
+        )
 
 
 def driver_alone(rounds: int) -> None:
@@ -159,7 +165,9 @@ def driver_alone(rounds: int) -> None:
     print("One rank, micro-batches of 5 ms, MLP of 68,362 parameters")
     for name, seconds in results.items():
         added = [mine / plain - 1 for mine, plain in zip(seconds, results["plain"], strict=True)]
-        print(f"  {name:12} {statistics.median(seconds) * 1e3:.4f} ms a micro-batch, adds {statistics.median(added):+.2%}")
+        print(
+            f"  {name:12} {statistics.median(seconds) * 1e3:.4f} ms a micro-batch, adds {statistics.median(added):+.2%}"
+        )
 
 
 def main() -> None:
@@ -170,8 +178,10 @@ def main() -> None:
     if arguments.rank_of:
         rank_main(arguments.rounds, arguments.rank_of)
         return
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, "
-          f"torch {torch.__version__}, Python {platform.python_version()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, "
+        f"torch {torch.__version__}, Python {platform.python_version()}"
+    )
     against_ddp(arguments.rounds)
     driver_alone(max(3, arguments.rounds // 2))
 

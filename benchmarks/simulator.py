@@ -51,7 +51,9 @@ def main() -> None:
     if options.one:
         print(measure(options.strategies, sizes[0], options.seconds))
         return
-    print(f"{'strategy':<12}{'workers':>8}{'seconds':>9}{'events':>11}{'events/s':>12}{'µs/event':>10}{'MB':>9}{'share':>8}")
+    print(
+        f"{'strategy':<12}{'workers':>8}{'seconds':>9}{'events':>11}{'events/s':>12}{'µs/event':>10}{'MB':>9}{'share':>8}"
+    )
     for strategy in options.strategies.split(","):
         for workers in sizes:
             seconds = min(options.seconds, options.seconds * 1000 / workers)

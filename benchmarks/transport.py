@@ -152,7 +152,9 @@ CANDIDATES = {
 
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
-    print(f"torch {torch.__version__}, pyzmq {zmq.pyzmq_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
+    print(
+        f"torch {torch.__version__}, pyzmq {zmq.pyzmq_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}"
+    )
     print(f"{'transport':16}" + "".join(f"{name:>26}" for name in SIZES))
     for label, candidate in CANDIDATES.items():
         with spawn.Manager() as manager:
@@ -166,9 +168,7 @@ def main() -> None:
                 if process.is_alive():
                     process.terminate()
             cells = [
-                f"{results[name] * 1e3:9.3f} ms {size / results[name] / 1e6:7.0f} MB/s"
-                if name in results
-                else "failed"
+                f"{results[name] * 1e3:9.3f} ms {size / results[name] / 1e6:7.0f} MB/s" if name in results else "failed"
                 for name, size in SIZES.items()
             ]
             print(f"{label:16}" + "".join(f"{cell:>26}" for cell in cells), flush=True)

@@ -1,8 +1,8 @@
 """An ordinary PyTorch loop, trained together with whoever else runs this script.
 
-    python examples/train_digits.py                                      # alone
-    paceline run --nproc 4 examples/train_digits.py                      # four processes of this machine
-    torchrun --nproc-per-node 4 examples/train_digits.py                 # the same, started by torchrun
+python examples/train_digits.py                                      # alone
+paceline run --nproc 4 examples/train_digits.py                      # four processes of this machine
+torchrun --nproc-per-node 4 examples/train_digits.py                 # the same, started by torchrun
 """
 
 from __future__ import annotations

@@ -124,7 +124,11 @@ def test_files_hold_no_path_of_a_machine() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     for name in listed:
         path = ROOT / name
-        if path.suffix in (".py", ".md", ".toml", ".txt", "") and path.is_file() and name != "tests/test_house_rules.py":
+        if (
+            path.suffix in (".py", ".md", ".toml", ".txt", "")
+            and path.is_file()
+            and name != "tests/test_house_rules.py"
+        ):
             text = path.read_text(errors="ignore")
             for trace in ("/root/", "/home/", "/work/"):
                 assert trace not in text, f"{name} holds {trace}"

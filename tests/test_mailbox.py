@@ -59,8 +59,10 @@ def test_any_tensor_arrives_as_it_was(to):
         assert (message.sender, message.kind, len(message.tensors)) == (0, "everything", len(TENSORS))
         for sent, got in zip(TENSORS, message.tensors, strict=True):
             assert sent.dtype == got.dtype and sent.shape == got.shape
-            assert torch.equal(sent.detach().resolve_conj().float() if sent.dtype.itemsize == 1 else sent.detach(),
-                               got.float() if sent.dtype.itemsize == 1 else got)
+            assert torch.equal(
+                sent.detach().resolve_conj().float() if sent.dtype.itemsize == 1 else sent.detach(),
+                got.float() if sent.dtype.itemsize == 1 else got,
+            )
             got.zero_()  # it is ours, and writable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -288,3 +289,9 @@ def test_thousands_of_workers() -> None:
     run = simulate(AbsSgd(), cluster(*[1] * 2000, sigma=0.2), seconds=1.0)
     assert settled(run)
     assert run.events > 20_000
+
+
+def test_the_garbage_collector_is_only_paused() -> None:
+    with pytest.raises(PacelineError):
+        simulate(Broken(how="receive"), cluster(1), seconds=1.0)
+    assert gc.isenabled()

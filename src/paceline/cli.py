@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -22,13 +22,15 @@ app = typer.Typer(
 )
 
 SpeedsOption = Annotated[
-    Optional[str], typer.Option("--speeds", help="One speed a worker, e.g. 1,1,0.5,0.25.", show_default=False)
+    str | None, typer.Option("--speeds", help="One speed a worker, e.g. 1,1,0.5,0.25.", show_default=False)
 ]
 ClusterOption = Annotated[
-    Optional[Path], typer.Option("--cluster", help="TOML file with devices, jitter, network and faults.")
+    Path | None, typer.Option("--cluster", help="TOML file with devices, jitter, network and faults.")
 ]
-JsonOption = Annotated[Optional[Path], typer.Option("--json", help="Write the result to this file.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of data order, model and cluster.", min=0)]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Of all chance in it. Default: the cluster file's, or 0.", min=0)
+]
 
 
 @app.command()
@@ -40,13 +42,13 @@ def race(
     workload: Annotated[str, typer.Option(help="digits, fashion-mnist or synthetic.")] = "digits",
     backend: Annotated[str, typer.Option(help="processes or simulated.")] = "processes",
     seconds: Annotated[float, typer.Option(help="That every strategy may train for.")] = 20.0,
-    target: Annotated[Optional[float], typer.Option(help="Held-out metric to reach.")] = None,
+    target: Annotated[float | None, typer.Option(help="Held-out metric to reach.")] = None,
     cluster: ClusterOption = None,
     micro_batch_seconds: Annotated[
-        Optional[float], typer.Option(help="Of a micro-batch at speed 1. Default: by measuring; 0.02 simulated.")
+        float | None, typer.Option(help="Of a micro-batch at speed 1. Default: by measuring; 0.02 simulated.")
     ] = None,
-    data: Annotated[Optional[Path], typer.Option(help="Folder of data files.", envvar="PACELINE_DATA")] = None,
-    seed: SeedOption = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder of data files.", envvar="PACELINE_DATA")] = None,
+    seed: SeedOption = None,
     out: Annotated[Path, typer.Option(help="Where the race's folder is made.")] = Path("runs"),
     json_file: JsonOption = None,
 ) -> None:
@@ -66,7 +68,7 @@ def race(
         cluster=str(cluster.absolute()) if cluster else None,
         micro_batch_seconds=micro_batch_seconds,
         data=str(data.absolute()) if data else None,
-        seed=seed,
+        seed=seed_of(seed, cluster),
     )
     check_writable(json_file)
     result = run_race(spec, out)
@@ -93,34 +95,26 @@ def run(
 @app.command()
 def simulate(
     strategy: Annotated[str, typer.Option(help="Its name; options behind colons.")] = "abs-sgd",
-    workers: Annotated[Optional[int], typer.Option(help="How many; the devices are repeated in turn.", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="How many; the devices are repeated in turn.", min=1)] = None,
     speeds: SpeedsOption = None,
     cluster: ClusterOption = None,
     seconds: Annotated[float, typer.Option(help="Of virtual time.")] = 60.0,
     micro_batch_seconds: Annotated[
-        Optional[float], typer.Option(help="Of a micro-batch at speed 1; with --speeds.")
+        float | None, typer.Option(help="Of a micro-batch at speed 1; with --speeds.")
     ] = None,
     micro_batch: Annotated[int, typer.Option(help="Samples in a micro-batch.", min=1)] = 32,
     parameters: Annotated[int, typer.Option(help="Of the model; they decide what an all-reduce costs.", min=1)] = (
         1_000_000
     ),
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Simulate a cluster in virtual time, timing only: no gradients, so thousands of workers are cheap."""
-    from paceline.race.timing import simulate_timing
+    from paceline.race.timing import cluster_of, simulate_timing
 
     check_writable(json_file)
-    result = simulate_timing(
-        strategy,
-        workers=workers,
-        speeds=parse_speeds(speeds),
-        cluster_file=cluster,
-        seconds=seconds,
-        micro_batch_seconds=micro_batch_seconds,
-        samples_and_parameters=(micro_batch, parameters),
-        seed=seed,
-    )
+    described = cluster_of(workers, parse_speeds(speeds), cluster, micro_batch_seconds, seed)
+    result = simulate_timing(strategy, described, seconds=seconds, micro_batch=micro_batch, parameters=parameters)
     write_json(json_file, result)
 
 
@@ -141,6 +135,15 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
     if show:
         typer.echo(f"paceline {__version__}")
         raise typer.Exit
+
+
+def seed_of(given: int | None, cluster: Path | None) -> int:
+    """The seed that was given, or the cluster file's."""
+    if given is not None or cluster is None:
+        return given or 0
+    from paceline.simulator.cluster_file import read_cluster
+
+    return read_cluster(cluster).seed
 
 
 def parse_speeds(text: str | None) -> tuple[float, ...]:

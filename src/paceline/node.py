@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:  # the command line and the timing-only simulator must not pay for importing torch
     from torch import Tensor
@@ -33,6 +33,8 @@ NEXT_GRADIENT: Final = GradientRequest()
 class Work(ABC, Generic[T]):
     """Something in flight. `done` polls and takes no time; `await work` suspends until it is there."""
 
+    __slots__ = ()
+
     @property
     @abstractmethod
     def done(self) -> bool:
@@ -48,18 +50,21 @@ class Work(ABC, Generic[T]):
         return self.result()
 
 
+class Values(Protocol):
+    """A sum of gradients, in whatever memory a backend keeps it."""
+
+    def plus(self, other: Any) -> Values:
+        """The sum of both; either may be used up."""
+
+
 class Gradient:
     """A sum of per-sample gradients and how many samples it is over.
 
-    The sum is `scale * values`: the backward pass leaves a mean, and multiplying it while it is added saves a pass
-    over the memory. A gradient fresh from the backward pass borrows the parameters' `.grad`; the backend moves it
-    into memory of its own before the next backward pass overwrites it, unless it was added to another one by then.
-
     Args:
-        values: flat tensor; `None` in the timing-only simulator and for an empty contribution.
+        values: the sum; `None` in the timing-only simulator and for an empty contribution.
         count: samples that it is over. Zero for an empty contribution, which changes no mean.
-        samples: where the samples stand in the run's global order: the ledger's proof that none is lost.
-        scale: what to multiply `values` by to get the sum.
+        samples: the positions in the run's global order that it settles: those of the sum, and any that were
+            discarded since the gradient before it. The ledger's proof that none is lost and none is used twice.
 
     >>> batch = Gradient(None, 32, [range(0, 32)])
     >>> batch += Gradient(None, 16, [range(64, 80)])
@@ -67,25 +72,20 @@ class Gradient:
     (48, [range(0, 32), range(64, 80)])
     """
 
-    __slots__ = ("count", "samples", "scale", "values")
+    __slots__ = ("count", "samples", "values")
 
-    def __init__(self, values: Tensor | None, count: int, samples: list[range] | None = None, scale: float = 1.0) -> None:
+    def __init__(self, values: Values | None, count: int, samples: list[range] | None = None) -> None:
         self.values = values
         self.count = count
         self.samples = [] if samples is None else samples
-        self.scale = scale
 
     def __iadd__(self, other: Gradient) -> Gradient:
-        if not other.count:
-            return self
-        if not self.count:
-            return other
-        self.count += other.count
         self.samples += other.samples
-        if other.values is not None:
-            assert self.values is not None and self.scale == 1.0, "a gradient that is added to must own its memory"
-            self.values.add_(other.values, alpha=other.scale)
-            other.values = None  # absorbed: the backend need not rescue it
+        self.count += other.count
+        if self.values is None:
+            self.values = other.values
+        elif other.values is not None:
+            self.values = self.values.plus(other.values)
         return self
 
 
@@ -147,7 +147,8 @@ class Node(ABC):
     @abstractmethod
     def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
         """Start to add the gradients (sums and counts) of all ranks. It uses up what is given; the result is equal,
-        bit for bit, on every rank. All ranks start the same collectives in the same order."""
+        bit for bit, on every rank. All ranks start the same collectives in the same order, and a rank hands in its
+        gradients in the order in which it computed them."""
 
     @abstractmethod
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:

@@ -38,7 +38,7 @@ def net() -> nn.Module:
 
 def classify(model: nn.Module, indices: NDArray[np.int64]) -> None:
     chosen = torch.from_numpy(indices)
-    nn.functional.cross_entropy(model(X[chosen]), Y[chosen]).backward()
+    nn.functional.cross_entropy(model(X[chosen]), Y[chosen]).backward()  # type: ignore[no-untyped-call]
 
 
 def learners(
@@ -73,7 +73,7 @@ def descend(strategy: Strategy, lr: float, rounds: int = 40, a: float = 1.0) -> 
     """w before the first step and after each, on one rank."""
 
     def backward(model: nn.Module, _: NDArray[np.int64]) -> None:
-        (0.5 * a * next(model.parameters()) ** 2).sum().backward()
+        (0.5 * a * next(model.parameters()) ** 2).sum().backward()  # type: ignore[no-untyped-call]
 
     path, seen = [1.0], [0]
     [learner] = learners(1, Scalar, backward, lr=lr)
@@ -83,9 +83,7 @@ def descend(strategy: Strategy, lr: float, rounds: int = 40, a: float = 1.0) -> 
             seen[0] = samples
             path.append(float(learner.parameters))
 
-    simulate(
-        strategy, Cluster.from_speeds([1]), data=Data(rounds * 32, 1), learners=[learner], on_applied=on_applied
-    )
+    simulate(strategy, Cluster.from_speeds([1]), data=Data(rounds * 32, 1), learners=[learner], on_applied=on_applied)
     return path
 
 
@@ -229,7 +227,7 @@ class Leaky(Strategy):
 @pytest.mark.parametrize("mode", ["torch.no_grad", "torch.autocast"])
 def test_a_mode_that_leaks_over_an_await_is_caught(mode: str) -> None:
     with pytest.raises(PacelineError, match=mode):
-        simulate(Leaky(mode=mode), Cluster.from_speeds([1, 1]), seconds=1, learners=learners(2))
+        simulate(Leaky(mode=mode), Cluster.from_speeds([1, 1]), seconds=1, data=Data(SAMPLES), learners=learners(2))
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
 
@@ -252,7 +250,7 @@ class Gift(Strategy):
 def test_a_message_carries_what_was_sent() -> None:
     ranks = learners(2)
     before, network = ranks[0].parameters.clone(), Network(latency=0.1, bandwidth=1000.0)
-    run = simulate(Gift(), Cluster.from_speeds([1, 1], network=network), seconds=1, learners=ranks)
+    run = simulate(Gift(), Cluster.from_speeds([1, 1], network=network), seconds=1, data=Data(SAMPLES), learners=ranks)
     assert torch.equal(Gift.got[0], before)
     assert Gift.got[1].tolist() == [0, 1, 2]
     nbytes = before.numel() * 4 + 24
@@ -278,3 +276,8 @@ def test_the_leases_of_a_crashed_rank_go_to_the_others() -> None:
     assert run.workers[0].samples == SAMPLES
     assert len(used) == SAMPLES + 20, "the lost micro-batch was begun twice"
     assert set(used) == set(range(SAMPLES))
+
+
+def test_real_gradients_need_data() -> None:
+    with pytest.raises(PacelineError, match="need data"):
+        simulate(AllReduce(), Cluster.from_speeds([1]), seconds=1, learners=learners(1))

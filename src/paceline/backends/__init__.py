@@ -1,0 +1,1 @@
+"""Who answers a strategy: real processes, or a simulator."""

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
 
 from paceline.backends.driver import WaitableWork
 from paceline.errors import PacelineError
@@ -38,7 +38,7 @@ class Collectives:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: c10d.Store,
         rank: int,
         world_size: int,
         device: torch.device,
@@ -47,25 +47,29 @@ class Collectives:
     ) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
         self._check_peers = check_peers
+        self._adding = c10d.AllreduceOptions()
+        self._adding.reduceOp = c10d.ReduceOp(c10d.ReduceOp.SUM)
         self._group: Any
+        made: Any = c10d  # its stubs lack the constructors
         if device.type == "cuda":
-            self._group = dist.ProcessGroupNCCL(store, rank, world_size, LAST_RESORT)
-        else:
-            options = dist.ProcessGroupGloo._Options()
+            options = made.ProcessGroupNCCL.Options()
             options._timeout = LAST_RESORT
-            make = dist.ProcessGroupGloo
-            options._devices = [make.create_device(hostname="127.0.0.1") if loopback else make.create_default_device()]
-            self._group = make(store, rank, world_size, options)
+            self._group = made.ProcessGroupNCCL(store, rank, world_size, options)
+        else:
+            gloo = made.ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout = LAST_RESORT
+            options._devices = [gloo.create_device(hostname="127.0.0.1") if loopback else gloo.create_default_device()]
+            self._group = gloo(store, rank, world_size, options)
 
     def add_up(self, tensor: Tensor, then: Callable[[Tensor], T], name: str) -> CollectiveWork[T]:
         """Start to add the tensor over all ranks, in place; `then` makes the result of it."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        return CollectiveWork(self._group.allreduce([tensor], options), tensor, then, name, self._check_peers)
+        work = self._group.allreduce([tensor], self._adding)
+        return CollectiveWork(work, tensor, then, name, self._check_peers)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Give rank 0's tensor to all ranks, in place, now."""
-        options = dist.BroadcastOptions()
+        options = c10d.BroadcastOptions()
         options.rootRank = 0
         work = self._group.broadcast([tensor], options)
         CollectiveWork(work, tensor, lambda same: same, "the broadcast of the start", self._check_peers).wait()
@@ -91,6 +95,7 @@ class CollectiveWork(WaitableWork[T]):
     ) -> None:
         self._work, self._tensor, self._then, self.name = work, tensor, then, name
         self._check_peers = check_peers
+        self._result: T | None = None
 
     @property
     def done(self) -> bool:
@@ -117,5 +122,7 @@ class CollectiveWork(WaitableWork[T]):
             ) from error
 
     def result(self) -> T:
-        self._wait_once(SLICE)  # on NCCL this orders the streams; on gloo it raises what went wrong
-        return self._then(self._tensor)
+        if self._result is None:
+            self._wait_once(SLICE)  # on NCCL this orders the streams; on gloo it raises what went wrong
+            self._result = self._then(self._tensor)
+        return self._result

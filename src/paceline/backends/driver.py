@@ -27,8 +27,12 @@ class DrivenNode(Node):
     """A node that a `Driver` runs."""
 
     @abstractmethod
-    def keep_borrowed(self) -> None:
-        """Called before the user's next backward pass: rescue what the coroutine still holds of the last one."""
+    def nothing(self) -> Gradient:
+        """The gradient of a rank without data."""
+
+    @abstractmethod
+    def suspended(self) -> None:
+        """Called whenever the coroutine needs time or is through: what it did in between is complete."""
 
     @abstractmethod
     def waited(self, work: Work[object], began: float) -> None:
@@ -63,7 +67,7 @@ class Driver:
         """Answer with an empty gradient, after something in flight has arrived or the time is over: a rank without
         data takes part in the rounds of the others and does not spin."""
         self._node.await_any(seconds)
-        self._advance(Gradient(None, 0))
+        self._advance(self._node.nothing())
 
     def stop(self) -> None:
         """Leave the coroutine where it is, for good."""
@@ -76,9 +80,10 @@ class Driver:
                 asked = self._coroutine.send(answer)
             except StopIteration:
                 self.finished = True
+                self._node.suspended()
                 return
+            self._node.suspended()
             if asked is NEXT_GRADIENT:
-                self._node.keep_borrowed()
                 return
             assert isinstance(asked, WaitableWork), "a strategy may await only what its node gave it"
             began = self._node.now()

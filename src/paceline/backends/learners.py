@@ -1,19 +1,19 @@
 """What a simulated rank learns with and from: behind two small interfaces, so that the driver never asks which it is.
 
 A `Learner` computes: with tensors (`replica_learner`), or with nothing but counts, so that thousands of workers are
-cheap (`TimingLearner`; this module never imports torch). A `Source` hands out samples: the exactly-once ledger, or an
-endless counter.
+cheap (`TimingLearner`; this module never imports torch). A `Source` hands out samples: the exactly-once ledger of real
+runs, or an endless one that keeps no books.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.control.ledger import Ledger
 from paceline.errors import PacelineError
-from paceline.node import Gradient
+from paceline.node import Gradient, Values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class Learner(Protocol):
     def reduce(self, contributions: Sequence[Any]) -> Any:
         """The sum of all ranks' contributions, added in the order of the ranks."""
 
-    def total(self, own: Any, reduced: Any) -> tuple[Tensor | None, int, bool]:
+    def total(self, own: Any, reduced: Any) -> tuple[Values | None, int, bool]:
         """The sum in this rank's own memory, how many samples it is over, and whether some rank still has data."""
 
     def apply(self, gradient: Gradient) -> None:
@@ -117,31 +117,33 @@ class Source(Protocol):
     def take(self, rank: int) -> list[range]:
         """One micro-batch; [] when there is none now."""
 
-    def contribute(self, rank: int, round_number: int, samples: Iterable[range]) -> None: ...
+    def contribute(self, rank: int, round_number: int, count: int) -> None:
+        """The rank brings so many samples to the round, those that are dropped as non-finite counted too."""
 
-    def commit(self, round_number: int, members: Collection[int]) -> None:
-        """The round was applied, with these ranks' contributions in its sum (also of one that crashed since)."""
+    def commit(self, round_number: int) -> None:
+        """The round was applied."""
 
-    def discard(self, rank: int, samples: Iterable[range], reason: str) -> None: ...
+    def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
+        """These, brought to the coming round, were dropped."""
 
-    def release(self, rank: int) -> None: ...
+    def release(self, rank: int) -> None:
+        """The rank is gone."""
 
 
 class Endless:
-    """Always the next positions. A run that only a time limits loses nothing, so there is nothing to keep books on."""
+    """Always a full micro-batch, of no samples in particular: when nothing is computed it does not matter of which, and
+    with thousands of ranks every object that is not made counts."""
 
     def __init__(self, micro_batch: int) -> None:
-        self._next, self._micro_batch = 0, micro_batch
+        self._micro_batch = range(micro_batch)
 
     def take(self, rank: int) -> list[range]:
-        start = self._next
-        self._next = stop = start + self._micro_batch
-        return [range(start, stop)]
+        return [self._micro_batch]
 
-    def contribute(self, rank: int, round_number: int, samples: Iterable[range]) -> None:
+    def contribute(self, rank: int, round_number: int, count: int) -> None:
         pass
 
-    def commit(self, round_number: int, members: Collection[int]) -> None:
+    def commit(self, round_number: int) -> None:
         pass
 
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
@@ -151,8 +153,36 @@ class Endless:
         pass
 
 
-class Leases(Ledger):
+class Leases:
     """The ledger of real runs, asked for one micro-batch at a time: in virtual time an answer takes no time."""
 
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._progress = [0] * ledger.workers
+        self._brought: dict[int, dict[int, int]] = {}
+        self._gone: set[int] = set()
+
     def take(self, rank: int) -> list[range]:
-        return self.lease(rank, 1)
+        return self._ledger.lease(rank, 1)
+
+    def contribute(self, rank: int, round_number: int, count: int) -> None:
+        if count:
+            self._brought.setdefault(round_number, {})[rank] = count
+
+    def commit(self, round_number: int) -> None:
+        for rank, count in self._brought.pop(round_number, {}).items():
+            self._progress[rank] += count
+        self._ledger.settle(self._progress)
+        for rank in sorted(self._gone):
+            self.release(rank)
+
+    def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
+        self._ledger.discard(rank, samples, reason)
+
+    def release(self, rank: int) -> None:
+        """What it has brought to a round that the others may still apply must not go out again before they have."""
+        if any(rank in brought for brought in self._brought.values()):
+            self._gone.add(rank)
+        else:
+            self._gone.discard(rank)
+            self._ledger.release(rank)

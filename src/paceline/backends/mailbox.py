@@ -221,9 +221,7 @@ class Mailbox:
             it breaks. It must be short.
     """
 
-    def __init__(
-        self, rank: int, secret: bytes, host: str = "127.0.0.1", *, on_broken: OnBroken | None = None
-    ) -> None:
+    def __init__(self, rank: int, secret: bytes, host: str = "127.0.0.1", *, on_broken: OnBroken | None = None) -> None:
         self.rank, self._secret = rank, secret
         self.generation = 0
         self.refused = 0
@@ -236,9 +234,7 @@ class Mailbox:
         self._early: list[tuple[int, Message]] = []
         self._receivers: deque[Received] = deque()
         self._closed = False
-        self._listener = Listener(
-            secret, self._serve, (host, 0), payload_limit=MESSAGE_BYTES, allocate=torch_memory
-        )
+        self._listener = Listener(secret, self._serve, (host, 0), payload_limit=MESSAGE_BYTES, allocate=torch_memory)
         self.address = self._listener.address
 
     def connect(self, roster: Sequence[Address | None], generation: int = 0) -> None:

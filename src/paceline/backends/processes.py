@@ -20,14 +20,20 @@ from paceline.rules.speed import smoothed
 
 
 class RoundTotal(Gradient):
-    """The gradient of a whole round, and what else travelled with it."""
+    """The gradient of a whole round, and what else travelled with it: whether a rank has data left, whether one wants
+    a checkpoint, and how many samples each rank has settled."""
 
-    __slots__ = ("own", "round_number", "saving", "working")
+    __slots__ = ("own", "round_number", "saving", "settled", "working")
 
-    def __init__(self, gradient: Gradient, round_number: int, own: int) -> None:
+    def __init__(self, gradient: Gradient, round_number: int, own: int, working: bool, extra: list[float]) -> None:
         super().__init__(gradient.values, gradient.count)
-        self.round_number, self.own = round_number, own
-        self.working = self.saving = False
+        self.round_number, self.own, self.working = round_number, own, working
+        self.saving, self.settled = extra[0] > 0, extra[1:]
+
+
+def extra_numbers(world_size: int) -> int:
+    """How many numbers a rank adds to a contribution: a wish for a checkpoint, and one place a rank."""
+    return 1 + world_size
 
 
 class ProcessNode(DrivenNode):
@@ -59,7 +65,7 @@ class ProcessNode(DrivenNode):
         self._collectives, self._recorder, self._now = collectives, recorder, now
         self._check_peers = check_peers
         self.rounds = 0
-        self.last_round = -1
+        self.progress = [0] * self.world_size  # samples that each rank has brought to an end, over all rounds
         self.samples_applied = 0
         self.samples_computed = 0
         self.out_of_data = False
@@ -69,7 +75,8 @@ class ProcessNode(DrivenNode):
         self._seconds_per_sample = 0.0
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
-        self._borrowed: Gradient | None = None
+        self._news: RoundTotal | None = None
+        self._discarded: list[range] = []
         self._warned_non_finite = False
         self._last_backward: torch.cuda.Event | None = None
 
@@ -82,8 +89,15 @@ class ProcessNode(DrivenNode):
         self._seconds_per_sample = smoothed(self._seconds_per_sample, (ended - began) / count)
         self._recorder.write("compute", self.rank, began, end=ended, samples=count)
         self.samples_computed += count
-        self._borrowed = self.replica.fresh(count, samples)
-        return self._borrowed
+        return self.replica.take_gradients(count, self._take_discarded() + samples)
+
+    def nothing(self) -> Gradient:
+        """The gradient of a rank without data."""
+        return Gradient(None, 0, self._take_discarded())
+
+    def _take_discarded(self) -> list[range]:
+        discarded, self._discarded = self._discarded, []
+        return discarded
 
     def _bound_run_ahead(self) -> None:
         """On CUDA a backward pass is only enqueued when it returns; without a bound a strategy that computes while
@@ -94,20 +108,14 @@ class ProcessNode(DrivenNode):
             self._last_backward = torch.cuda.Event()
             self._last_backward.record()
 
-    def keep_borrowed(self) -> None:
-        if self._borrowed is not None:
-            self.replica.own(self._borrowed)
-            self._borrowed = None
-
     def apply(self, gradient: Gradient) -> None:
-        self.keep_borrowed()  # the step writes into `.grad`
         self.replica.apply(gradient)
         self.samples_applied += gradient.count
         if isinstance(gradient, RoundTotal):
             self.rounds += 1
-            self.last_round = gradient.round_number
             self._finished = not gradient.working
-            self._control.commit(gradient.round_number)
+            self.progress = [before + int(more) for before, more in zip(self.progress, gradient.settled, strict=True)]
+            self._control.report_progress(self.progress)
             self._recorder.write(
                 "applied",
                 self.rank,
@@ -116,7 +124,7 @@ class ProcessNode(DrivenNode):
                 samples=gradient.count,
                 own=gradient.own,
             )
-            self.after_round(gradient)
+            self._news = gradient
 
     @property
     def finished(self) -> bool:
@@ -144,42 +152,43 @@ class ProcessNode(DrivenNode):
         round_number = self._started_rounds
         self._started_rounds += 1
         own, samples = gradient.count, gradient.samples
-        buffer, sound = self.replica.contribution(gradient, not self.out_of_data, self.save_wanted)
+        extra = [0.0] * extra_numbers(self.world_size)
+        extra[0] = float(self.save_wanted)
+        extra[1 + self.rank] = float(sum(map(len, samples)))
         self.save_wanted = False
+        contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
         if not sound:
             self._drop_non_finite(own, samples, round_number)
-            own, samples = 0, []
-        self._control.contribute(round_number, samples)
-        bytes_sent = buffer.numel() * buffer.element_size()
-        self._recorder.write(
-            "join", self.rank, self._now(), round=round_number, samples=own, bytes=bytes_sent
-        )
+            own = 0
+        sent = contribution.whole.nbytes
+        self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own, bytes=sent)
 
-        def as_total(reduced: Tensor) -> Gradient:
-            together, working, saving = self.replica.total(reduced)
-            total = RoundTotal(together, round_number, own)
-            total.working, total.saving = working, saving
-            return total
+        def as_total(_: Tensor) -> Gradient:
+            together, working, sums = self.replica.total(contribution)
+            return RoundTotal(together, round_number, own, working, sums)
 
-        work = self._collectives.add_up(buffer, as_total, f"The all-reduce of round {round_number}")
+        work = self._collectives.add_up(contribution.whole, as_total, f"The all-reduce of round {round_number}")
         work.round_number = round_number
         return self._fly(work)
 
     def _drop_non_finite(self, count: int, samples: list[range], round_number: int) -> None:
-        self.discard(samples, "non-finite gradient")
+        self._account_discard(samples, count, "non-finite gradient")
         if not self._warned_non_finite:
             self._warned_non_finite = True
             text = (
-                f"Rank {self.rank} dropped {count} samples of round {round_number}: their gradient has NaN or infinity. "
-                "Further ones are dropped and counted silently. Probably the learning rate is too high or the data "
-                "has non-finite values; with float16 use a GradScaler."
+                f"Rank {self.rank} dropped {count} samples of round {round_number}: their gradient has NaN or "
+                "infinity. Further ones are dropped and counted silently. Probably the learning rate is too high or "
+                "the data has non-finite values; with float16 use a GradScaler."
             )
             self._recorder.write("warning", self.rank, self._now(), text=text)
 
     def discard(self, samples: list[range], reason: str) -> None:
-        """These samples are settled but not used; the account says so."""
+        """These samples were computed and are not used; the next gradient settles them."""
+        self._discarded += samples
+        self._account_discard(samples, sum(map(len, samples)), reason)
+
+    def _account_discard(self, samples: list[range], count: int, reason: str) -> None:
         self._control.discard(samples, reason)
-        count = sum(len(positions) for positions in samples)
         self._recorder.write("discard", self.rank, self._now(), samples=count, reason=reason)
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
@@ -200,6 +209,12 @@ class ProcessNode(DrivenNode):
         return self._control.signalled(round_number)
 
     # ---- for the driver
+
+    def suspended(self) -> None:
+        """A round was applied, and the strategy has corrected the step if it wanted to."""
+        if self._news is not None:
+            news, self._news = self._news, None
+            self.after_round(news)
 
     def _fly(self, work: WaitableWork[Any]) -> WaitableWork[Any]:
         self._in_flight = [each for each in self._in_flight if not each.done]

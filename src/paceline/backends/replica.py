@@ -1,16 +1,19 @@
 """One rank's model and optimizer on flat memory.
 
-All parameters lie in one buffer and all their gradients in another; `p.data` and `p.grad` are views into them. So
-a collective moves one tensor, adding a micro-batch is one pass over the memory, and no step packs or unpacks.
+All parameters lie in one buffer, and so does a sum of gradients; parameters and gradients are views into them. A
+collective moves one tensor, and no step packs or unpacks. Costs, in passes over the memory of the model: a micro-batch
+one (its gradient times its count is written to, or added to, the sum), a round two more (is it finite? the mean).
 
-A contribution to a collective is longer than the gradients by `TRAILER` numbers: how many samples it is over,
-whether this rank still has data, and whether it wants a checkpoint. They travel with the sum, so a missing contribution
-can never corrupt a mean, and all ranks learn in the same round that the data is at its end or that a save is due.
+A contribution to a collective is longer than the gradients by a trailer of a few numbers: how many samples it is over,
+whether this rank still has data, and what a backend wants to add. They travel with the sum, so a missing contribution
+can never corrupt a mean, and all ranks learn in the same round that the data is at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,36 +21,82 @@ from torch import Tensor, nn
 from paceline.errors import PacelineError
 from paceline.node import Gradient
 
-TRAILER = 3  # count of samples, number of ranks with data left, number of ranks that want a checkpoint
+TRAILER = 2  # count of samples, number of ranks with data left
+
+
+class FlatSum:
+    """A sum of gradients in one buffer, with room for the trailer behind it."""
+
+    __slots__ = ("sums", "trailer", "views", "whole")
+
+    def __init__(self, whole: Tensor, parameters: Sequence[Tensor]) -> None:
+        self.whole = whole
+        sizes = [p.numel() for p in parameters]
+        *parts, self.trailer = whole.split([*sizes, len(whole) - sum(sizes)])
+        self.sums = whole[: sum(sizes)]
+        self.views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+
+    def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
+        if isinstance(other, FlatSum):
+            self.sums.add_(other.sums)
+        else:
+            for view, part in zip(self.views, other.parts, strict=True):
+                if part is not None:
+                    view.add_(part, alpha=other.count)
+        return self
+
+
+class FreshGradient:
+    """The mean gradients that a backward pass has just left, taken out of `.grad` and not copied yet."""
+
+    __slots__ = ("_replica", "count", "parts")
+
+    def __init__(self, replica: Replica, parts: list[Tensor | None], count: int) -> None:
+        self._replica, self.parts, self.count = replica, parts, count
+
+    def flat(self) -> FlatSum:
+        """The sum over the samples, in a buffer of its own."""
+        flat = self._replica.buffer()
+        for view, part in zip(flat.views, self.parts, strict=True):
+            if part is None:  # not reached by this backward pass
+                view.zero_()
+            elif part.dtype == view.dtype:
+                torch.mul(part, self.count, out=view)
+            else:  # half precision: widen first, multiply then
+                view.copy_(part).mul_(self.count)
+        return flat
+
+    def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
+        return self.flat().plus(other)
 
 
 class Replica:
-    """A model whose parameters and gradients are flat, and the optimizer that moves it.
+    """A model whose parameters are flat, and the optimizer that moves it.
 
     Args:
         model: its parameters keep their identity; only their storage moves.
         optimizer: any `torch.optim` optimizer over parameters of the model.
         clip_norm: largest norm of a round's mean gradient; applied after aggregation, never per worker.
+        extra: numbers that a backend adds to each contribution's trailer.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None = None) -> None:
-        self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+        extra: int = 0,
+    ) -> None:
+        self.model, self.optimizer, self.clip_norm, self._extra = model, optimizer, clip_norm, extra
         self.names, self._trained = trained_parameters(model, optimizer)
         dtype, device = self._trained[0].dtype, self._trained[0].device
         self.size = sum(p.numel() for p in self._trained)
         self.parameters = torch.empty(self.size, dtype=dtype, device=device)
-        self._gradients = torch.zeros(self.size, dtype=dtype, device=device)
-        self._gradient_views = self._views(self._gradients)
         self._sum_dtype = torch.promote_types(dtype, torch.float32)  # half precision cannot hold a sum or a count
-        self._free: list[Tensor] = []
-        for parameter, view in zip(self._trained, self._views(self.parameters), strict=True):
+        self._free: list[FlatSum] = []
+        for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
-        self.zero_gradients()
-
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        sizes = [p.numel() for p in self._trained]
-        return [part.view(p.shape) for part, p in zip(flat.split(sizes), self._trained, strict=True)]
 
     def describe(self) -> list[list[object]]:
         """Name, shape and dtype of every parameter: what ranks compare before they add anything up."""
@@ -58,93 +107,70 @@ class Replica:
 
     # ---- a micro-batch's gradient
 
-    def zero_gradients(self) -> None:
-        """Zero all gradients at once, and make them views again if somebody set them to None."""
-        self._gradients.zero_()
-        self._point_at_gradients()
-        self.mark_gradients_read()
-
-    def mark_gradients_read(self) -> None:
-        """From here on, `gradients_written` tells whether a backward pass has come since."""
-        self._read_version = self._gradients._version
+    def drop_gradients(self) -> None:
+        """What `zero_grad()` does: the next backward pass then leaves its gradients without adding to zeros."""
+        for parameter in self._trained:
+            parameter.grad = None
 
     @property
-    def gradients_written(self) -> bool:
-        """Autograd adds into the views in place, and torch counts writes: asking costs nothing."""
-        return self._gradients._version != self._read_version
+    def has_gradients(self) -> bool:
+        """Whether a backward pass has come since the gradients were dropped or taken."""
+        return any(parameter.grad is not None for parameter in self._trained)
 
-    def fresh(self, count: int, samples: list[range]) -> Gradient:
-        """What the backward pass has just left (a mean over `count` samples), borrowed from `.grad`."""
-        for parameter, view in zip(self._trained, self._gradient_views, strict=True):
-            grad = parameter.grad
-            if grad is view:
-                continue
-            if grad is None:  # not reached by this backward pass
-                view.zero_()
-            else:  # somebody else's memory: model.zero_grad() or a sparse gradient
-                view.copy_(grad.to_dense() if grad.is_sparse else grad)
-        return Gradient(self._gradients, count, samples, scale=float(count))
+    def take_gradients(self, count: int, samples: list[range]) -> Gradient:
+        """What the backward pass has just left: a mean over `count` samples."""
+        parts = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in self._trained]
+        self.drop_gradients()
+        return Gradient(FreshGradient(self, parts, count), count, samples)
 
-    def own(self, gradient: Gradient) -> None:
-        """Move a borrowed gradient into memory of its own."""
-        if gradient.values is self._gradients:
-            buffer = self.buffer()
-            if buffer.dtype == gradient.values.dtype:
-                torch.mul(gradient.values, gradient.scale, out=buffer[: self.size])
-            else:
-                buffer[: self.size].copy_(gradient.values).mul_(gradient.scale)
-            gradient.values, gradient.scale = buffer[: self.size], 1.0
-
-    def buffer(self) -> Tensor:
+    def buffer(self) -> FlatSum:
         """Memory for one contribution; used again after the step that it ends in."""
         if self._free:
             return self._free.pop()
-        return torch.empty(self.size + TRAILER, dtype=self._sum_dtype, device=self.parameters.device)
+        length = self.size + TRAILER + self._extra
+        whole = torch.empty(length, dtype=self._sum_dtype, device=self.parameters.device)
+        return FlatSum(whole, self._trained)
 
     # ---- a round
 
-    def contribution(self, gradient: Gradient, working: bool, saving: bool = False) -> tuple[Tensor, bool]:
+    def contribution(self, gradient: Gradient, working: bool, extra: Sequence[float] = ()) -> tuple[FlatSum, bool]:
         """The buffer that travels, and whether it is sound. A non-finite one is replaced by an empty one."""
-        self.own(gradient)
-        if gradient.values is None:
-            whole = self.buffer().zero_()
+        values = cast(FlatSum | FreshGradient | None, gradient.values)
+        if values is None:
+            flat, sound = self.buffer(), True
+            flat.whole.zero_()
         else:
-            base = gradient.values._base
-            assert base is not None, "an owned gradient is a view of its whole buffer"
-            whole = base
-        sound = bool(torch.isfinite(whole[: self.size].sum()))
-        if not sound:
-            whole.zero_()
-        whole[self.size] = gradient.count if sound else 0
-        whole[self.size + 1] = float(working)
-        whole[self.size + 2] = float(saving)
-        return whole, sound
+            flat = values.flat() if isinstance(values, FreshGradient) else values
+            sound = math.isfinite(flat.sums.sum().item())
+            if not sound:
+                flat.whole.zero_()
+        trailer = (gradient.count if sound else 0, working, *extra)
+        flat.trailer.copy_(torch.tensor(trailer, dtype=flat.whole.dtype))
+        return flat, sound
 
-    def total(self, reduced: Tensor) -> tuple[Gradient, bool, bool]:
-        """A reduced buffer as a gradient over all ranks' samples, whether a rank has data left, and whether one wants
-        a checkpoint."""
-        count, working, saving = reduced[self.size :].tolist()
-        return Gradient(reduced[: self.size], int(count)), working > 0, saving > 0
+    def total(self, reduced: FlatSum) -> tuple[Gradient, bool, list[float]]:
+        """A reduced buffer as a gradient over all ranks' samples, whether a rank has data left, and the sums of what
+        the backend had added."""
+        count, working, *extra = reduced.trailer.tolist()
+        return Gradient(reduced, int(count)), working > 0, extra
 
     def apply(self, gradient: Gradient) -> None:
         """One optimizer step with the gradient's mean. Its memory goes back to the pool."""
-        if gradient.count and gradient.values is not None:
-            torch.mul(gradient.values, gradient.scale / gradient.count, out=self._gradients)
-            if self.clip_norm is not None:
-                norm = torch.linalg.vector_norm(self._gradients)
-                self._gradients.mul_(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
-            self._point_at_gradients()
-            self.optimizer.step()
-        if gradient.values is not None and gradient.values is not self._gradients:
-            base = gradient.values._base
-            if base is not None:
-                self._free.append(base)
+        values = cast(FlatSum | FreshGradient | None, gradient.values)
         gradient.values = None
-
-    def _point_at_gradients(self) -> None:
-        for parameter, view in zip(self._trained, self._gradient_views, strict=True):
-            if parameter.grad is not view:
-                parameter.grad = view
+        if values is None:
+            return
+        flat = values.flat() if isinstance(values, FreshGradient) else values
+        if gradient.count:
+            flat.sums.mul_(1 / gradient.count)
+            if self.clip_norm is not None:
+                norm = torch.linalg.vector_norm(flat.sums)
+                flat.sums.mul_(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
+            for parameter, view in zip(self._trained, flat.views, strict=True):
+                parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            self.optimizer.step()
+            self.drop_gradients()
+        self._free.append(flat)
 
     # ---- what strategies ask about the optimizer
 
@@ -158,17 +184,16 @@ class Replica:
         return bool(group.get("momentum", 0)) or bool(group.get("betas", (0,))[0])
 
 
-def trained_parameters(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[list[str], list[nn.Parameter]]:
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], list[nn.Parameter]]:
     """The parameters that the optimizer moves, in the model's order; protests when they are not the model's."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named = [(name, p) for name, p in model.named_parameters() if id(p) in moved]
     strangers = len(moved) - len(named)
     if strangers or not named:
         raise PacelineError(
-            f"The optimizer holds {strangers or 'no'} parameter(s) that "
-            f"{'are not the model’s' if strangers else 'require a gradient'}.",
+            f"The optimizer holds {strangers} parameter(s) that are not the model's."
+            if strangers
+            else "The optimizer holds no parameter of the model that requires a gradient.",
             where="run.optimizer(optimizer, model)",
             cause="Probably the model was built again, moved or wrapped after the optimizer was made.",
             remedy="Make the optimizer from this model's parameters(), after the last change to the model.",
@@ -182,16 +207,3 @@ def trained_parameters(
             remedy="Convert the model as a whole (model.to(...)), and use torch.autocast for mixed precision.",
         )
     return [name for name, _ in named], [p for _, p in named]
-
-
-def averaged_buffers(models: Iterable[tuple[nn.Module, int]]) -> dict[str, Tensor]:
-    """Floating-point buffers (BatchNorm's running statistics) averaged over replicas by the samples each has seen."""
-    models = list(models)
-    whole = sum(seen for _, seen in models) or 1
-    averaged: dict[str, Tensor] = {}
-    for model, seen in models:
-        for name, buffer in model.named_buffers():
-            if buffer.is_floating_point():
-                part = buffer.detach() * (seen / whole)
-                averaged[name] = averaged[name] + part if name in averaged else part
-    return averaged

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.backends.replica import Replica
+from paceline.backends.replica import FlatSum, Replica
 from paceline.control.ledger import order
 from paceline.node import Gradient
 
@@ -32,7 +32,6 @@ class ReplicaLearner:
     def __init__(self, replica: Replica, backward: BackwardPass, *, samples: int, rank: int, seed: int = 0) -> None:
         self.replica, self._backward = replica, backward
         self._samples, self._seed = samples, seed
-        self._borrowed: Gradient | None = None
         self._modes = _modes()
         start = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
         self._random = torch.Generator().manual_seed(start).get_state()
@@ -54,8 +53,7 @@ class ReplicaLearner:
         return self.replica.has_momentum
 
     def compute(self, samples: list[range]) -> Gradient:
-        self._keep_borrowed()
-        self.replica.zero_gradients()
+        self.replica.drop_gradients()
         indices = np.concatenate([self._indices(part) for part in samples])
         outside = torch.get_rng_state()
         torch.set_rng_state(self._random)
@@ -64,8 +62,7 @@ class ReplicaLearner:
             self._random = torch.get_rng_state()
         finally:
             torch.set_rng_state(outside)
-        self._borrowed = self.replica.fresh(len(indices), samples)
-        return self._borrowed
+        return self.replica.take_gradients(len(indices), samples)
 
     def _indices(self, part: range) -> NDArray[np.int64]:
         """Which items stand at these positions of the run; a micro-batch may reach into the next epoch."""
@@ -78,27 +75,21 @@ class ReplicaLearner:
             found[later] = np.concatenate([self._indices(range(int(p), int(p) + 1)) for p in positions[later]])
         return found
 
-    def _keep_borrowed(self) -> None:
-        """The next backward pass and the next step overwrite `.grad`: rescue what the coroutine still holds of it."""
-        if self._borrowed is not None:
-            self.replica.own(self._borrowed)
-            self._borrowed = None
-
-    def contribution(self, gradient: Gradient, working: bool) -> tuple[Tensor, bool]:
+    def contribution(self, gradient: Gradient, working: bool) -> tuple[FlatSum, bool]:
         return self.replica.contribution(gradient, working)
 
-    def reduce(self, contributions: Sequence[Tensor]) -> Tensor:
-        total = contributions[0].clone()
+    def reduce(self, contributions: Sequence[FlatSum]) -> Tensor:
+        total = contributions[0].whole.clone()
         for each in contributions[1:]:
-            total += each
+            total += each.whole
         return total
 
-    def total(self, own: Tensor, reduced: Tensor) -> tuple[Tensor | None, int, bool]:
-        gradient, working, _ = self.replica.total(own.copy_(reduced))
-        return gradient.values, gradient.count, working
+    def total(self, own: FlatSum, reduced: Tensor) -> tuple[FlatSum, int, bool]:
+        own.whole.copy_(reduced)
+        gradient, working, _ = self.replica.total(own)
+        return own, gradient.count, working
 
     def apply(self, gradient: Gradient) -> None:
-        self._keep_borrowed()
         self.replica.apply(gradient)
 
     def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -13,12 +13,15 @@ that is what a real device does. Between two awaits a rank takes no time. `simul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
 
 from paceline.backends.learners import Data, Endless, Learner, Leases, Source, TimingLearner
 from paceline.backends.virtual_run import OnApplied, VirtualRun
+from paceline.control.ledger import Ledger
 from paceline.errors import PacelineError
 from paceline.record import Recorder
 from paceline.simulator.cluster import Cluster
@@ -75,7 +78,7 @@ def simulate(
         cluster: devices, network and faults; its seed is the seed of the run's timing.
         micro_batch: samples in one micro-batch. A shorter one at the end of an epoch takes proportionally less time.
         seconds: from then on no rank begins a micro-batch: all are out of data.
-        data: what to learn from; endless when `None`. There must be an end: `seconds` or `data.epochs`.
+        data: what to learn from; endless when `None` (timing only). There must be an end: `seconds` or `data.epochs`.
         learners: one for each rank; `None` simulates time only, without tensors and without importing torch.
         recorder: gets every event, as a real run writes them; costs time and memory.
         on_applied: see `OnApplied`; the place to take snapshots of the parameters.
@@ -87,11 +90,17 @@ def simulate(
         raise PacelineError(f"A micro-batch of {micro_batch} samples is not possible.", remedy="Give at least 1.")
     if learners is not None and len(learners) != workers:
         raise PacelineError(f"There are {len(learners)} learners for a cluster of {workers} workers.")
-    source: Source = Endless(micro_batch) if data is None else Leases(data.samples, data.epochs, micro_batch, workers)
+    timing_only = all(isinstance(learner, TimingLearner) for learner in learners or ())
+    if data is None and not timing_only:
+        raise PacelineError("Real gradients need data.", remedy="Give data=Data(samples), the length of the data set.")
+    source: Source = Endless(micro_batch)
+    if data is not None:
+        source = Leases(Ledger(data.samples, data.epochs, micro_batch, workers))
     trace = Trace(workers, recorder)
     limits = micro_batch, inf if seconds is None else seconds
     run = VirtualRun(strategy, cluster, source, learners or [TimingLearner()] * workers, trace, limits, on_applied)
-    run.play()
+    with _collector_paused() if timing_only else nullcontext():
+        run.play()
     return Simulation(
         seconds=max(run.last_applied, seconds or 0.0),
         rounds=run.rounds,
@@ -103,3 +112,15 @@ def simulate(
         workers=tuple(trace.ranks),
         ideal_samples_per_second=micro_batch * cluster.micro_batches_per_second(),
     )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A timing-only run leaves no cyclic garbage; to look for some would take up to a third of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.learners import Learner
-from paceline.node import Gradient, Message, Node, Work
+from paceline.node import Gradient, Message, Node, Values, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class RoundTotal(Gradient):
 
     __slots__ = ("collective", "own", "working")
 
-    def __init__(self, values: Tensor | None, count: int, working: bool, own: int, collective: Collective) -> None:
+    def __init__(self, values: Values | None, count: int, working: bool, own: int, collective: Collective) -> None:
         super().__init__(values, count)
         self.working, self.own, self.collective = working, own, collective
 

@@ -67,6 +67,7 @@ class VirtualRun(Theatre):
         ]
         self._strategy, self._cluster, self._source = strategy, cluster, source
         self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.workers)
+        self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
         self._news = False
         self._open: dict[int, Collective] = {}
@@ -153,7 +154,7 @@ class VirtualRun(Theatre):
         if node.rank in self._faults.touched:
             end = self._faults.end(node.rank, now, seconds)
         if end < inf:
-            self.clock.at(end, self._end_micro_batch, node)
+            self.clock.at(end, self._micro_batch_ends, node)
 
     def _end_micro_batch(self, node: SimulatedNode) -> None:
         gradient = node.computing
@@ -207,10 +208,10 @@ class VirtualRun(Theatre):
         payload, sound = node.learner.contribution(gradient, not node.out_of_data)
         round_number = node.rounds
         node.rounds += 1
+        self._source.contribute(node.rank, round_number, own)
         if not sound:
             self._drop_non_finite(node, own, samples, round_number)
-            own, samples = 0, []
-        self._source.contribute(node.rank, round_number, samples)
+            own = 0
         nbytes = node.learner.nbytes
         self.trace.join(node.rank, self.clock.now, round_number, own, nbytes)
         work = AllReduceWork(self._join(node, "all-reduce", payload, nbytes, round_number), node, own)
@@ -267,7 +268,7 @@ class VirtualRun(Theatre):
             collective.applied = True
             self.rounds += total.count > 0
             self.samples_applied += total.count
-            self._source.commit(collective.round, range(len(self.nodes)))
+            self._source.commit(collective.round)
         self.trace.applied(node.rank, now, collective.round, total.count, total.own)
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 

@@ -1,7 +1,7 @@
 """A rank's door to the control service.
 
 Two threads: one reads what the service says, one tells it that this rank is alive. Questions wait for their answer
-with a time-out; news (contributed, committed, signalled) is sent and forgotten, so that training never waits for it.
+with a time-out; news (progress, discards, signals) is sent and forgotten, so that training never waits for it.
 When the service refuses such news, the next call raises its error.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self
@@ -56,6 +56,8 @@ class ControlClient:
         self._metrics: Metadata = {}
         self.kept_alive: list[object] = []
         """What others need to live as long as this client; see `ControlStore`."""
+        self._progress: list[int] = []
+        self._adopted = 0
         self._on_lost = on_lost
         self._signals = RoundSignals()
         self._lock = threading.Lock()
@@ -140,13 +142,16 @@ class ControlClient:
         self._request("lease", {"micro_batches": micro_batches}).add_done_callback(pass_on)
         return outcome
 
-    def contribute(self, round_number: int, ranges: Iterable[range]) -> None:
-        """The leased ranges go into this round's collective. Say it before the collective starts, every round."""
-        self._tell("contribute", {"round": round_number, "ranges": to_spans(ranges)})
-
-    def commit(self, round_number: int, members: Iterable[int] | None = None) -> None:
-        """The round was applied; `members` are the ranks that were in its collective (None: all that are alive)."""
-        self._tell("commit", {"round": round_number, "members": None if members is None else sorted(members)})
+    def report_progress(self, samples: Sequence[int], *, now: bool = False) -> None:
+        """Samples that each rank has brought to an end in the rounds that this rank has applied. The next heartbeat
+        tells it; `now` tells it at once, with all that this rank knows of the membership: it will apply no more
+        rounds with those that are lost by now, so what they leave behind can go to others."""
+        with self._lock:
+            self._progress = list(samples)
+            if not now:
+                return
+            self._adopted = self.generation
+        self._tell("progress", {"samples": self._progress, "generation": self._adopted})
 
     def discard(self, ranges: Iterable[range], reason: str) -> None:
         """Computed, but dropped."""
@@ -156,10 +161,9 @@ class ControlClient:
         """Leased, but not computed."""
         self._tell("give_back", {"ranges": to_spans(ranges)})
 
-    def snapshot(self, round_number: int, timeout: float = ANSWER_SECONDS) -> list[range]:
-        """What a checkpoint after that round has settled; waits until every rank has reported its share of it."""
-        answer = self._ask("snapshot", {"round": round_number, "timeout": timeout}, timeout=timeout + DEFERRED_GRACE)
-        return to_ranges(answer.metadata["ranges"])
+    def snapshot(self, samples: Sequence[int]) -> list[range]:
+        """What a checkpoint at this progress has settled."""
+        return to_ranges(self._ask("snapshot", {"samples": list(samples)}).metadata["ranges"])
 
     # ---- key-value store
 
@@ -289,6 +293,9 @@ class ControlClient:
         while not self._closing.wait(self._beat):
             try:
                 self._connection.send(Frame("heartbeat", {"metrics": self._metrics}, generation=self.generation))
+                if self._progress:
+                    news = {"samples": self._progress, "generation": self._adopted}
+                    self._connection.send(Frame("progress", news, generation=self.generation))
             except OSError:
                 return  # the reading thread tells why
 

@@ -3,14 +3,14 @@
 A run reads its data in one global order of positions; position `p` belongs to epoch `p // samples`. Every position is
 in exactly one state, and only these moves exist:
 
-    free ──lease──> held by a rank ──contribute──> in a round ──commit──> settled (used)
-      ^               │  │                            │
-      └───give_back───┘  └──────────discard───────────┴─────────────────> settled (discarded)
+    free ──lease──> held by a rank ──settle──> settled (used, or discarded)
+      ^                   │
+      └─give_back/release─┘
 
-A rank that dies leaves two kinds of positions. What it had leased goes out again at once. What it had put into a round
-is in doubt: the survivors may have applied the round, or may repeat it without the dead rank. The first commit
-of that round decides: its `members` say whose contributions the applied sum had in it. Freed before that verdict, a
-sample could be used twice; taken as used, it could be lost.
+A rank works on its leases in the order in which it got them. So one number a rank says which of them have gone
+through an applied round: its *progress*, the samples brought to an end so far. All ranks learn all of it from the
+rounds' own collectives; any of them can tell the ledger, and nobody has to tell it in every round. What a dead rank had
+put into a round is used if its peers have applied that round, and their progress says so; `release` comes after it.
 
 Micro-batches lie on a fixed grid in each epoch, so that work given back goes out again in the same portions however
 it came back, and "what is free" is one set of merged ranges: memory depends on how scattered the work is, never on
@@ -19,7 +19,8 @@ the length of the run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,27 +41,42 @@ def order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
 
 
 class _Holding:
-    """What one rank has: every unsettled position, and which of them stand in which round."""
+    """What one rank has, in the order in which it got it, and how far it has come."""
 
     def __init__(self) -> None:
-        self.held = RangeSet()
-        self.rounds: dict[int, RangeSet] = {}
-        self.last_round = -1
+        self.parts: deque[range] = deque()
+        self.progress = 0
 
-    def take_out(self, part: range) -> None:
-        self.held.remove(part)
-        self.take_from_rounds(part)
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
 
-    def take_from_rounds(self, part: range) -> None:
-        for ranges in self.rounds.values():
-            ranges.remove(part)
+    def pop_until(self, progress: int) -> list[range]:
+        """The parts that this progress is beyond. A part may be cut."""
+        passed = []
+        while self.progress < progress and self.parts:
+            part = self.parts.popleft()
+            cut = min(len(part), progress - self.progress)
+            if cut < len(part):
+                self.parts.appendleft(part[cut:])
+            passed.append(part[:cut])
+            self.progress += cut
+        return passed
 
-    def pop_rounds(self, until: int) -> list[range]:
-        """Everything in rounds up to and with `until`; it is no longer held."""
-        parts = [part for number in [n for n in self.rounds if n <= until] for part in self.rounds.pop(number)]
-        for part in parts:
-            self.held.remove(part)
-        return parts
+    def take_out(self, unwanted: RangeSet) -> list[range]:
+        """Remove these positions wherever they stand; returns them."""
+        kept: deque[range] = deque()
+        taken: list[range] = []
+        for part in self.parts:
+            left = RangeSet([part])
+            for other in unwanted:
+                left.remove(other)
+            gone = RangeSet([part])
+            for other in left:
+                gone.remove(other)
+            kept.extend(left)
+            taken.extend(gone)
+        self.parts = kept
+        return taken
 
 
 class Ledger:
@@ -76,8 +92,7 @@ class Ledger:
     >>> ledger = Ledger(samples=10, epochs=1, micro_batch=4, workers=1)
     >>> ledger.lease(rank=0, micro_batches=8)
     [range(0, 4), range(4, 8)]
-    >>> ledger.contribute(0, 0, [range(0, 4)])
-    >>> ledger.commit(0)
+    >>> ledger.settle([4])
     >>> ledger.release(rank=0)
     >>> ledger.used, ledger.leased, ledger.remaining
     (4, 0, 6)
@@ -107,9 +122,8 @@ class Ledger:
             self._free.remove(part)
         self.used = len(self._settled)
         self.discarded = 0
+        self._dropped = RangeSet()
         self._holdings: dict[int, _Holding] = {}
-        self._in_doubt: dict[int, _Holding] = {}
-        self._committed = -1
 
     # ---- handing out
 
@@ -122,7 +136,7 @@ class Ledger:
             if part is None:
                 break
             self._free.remove(part)
-            holding.held.add(part)
+            holding.parts.append(part)
             leases.append(part)
         return leases
 
@@ -142,95 +156,60 @@ class Ledger:
 
     # ---- what becomes of it
 
-    def contribute(self, rank: int, round_number: int, ranges: Iterable[range]) -> None:
-        """The ranges go into the collective of that round. What stood in an earlier round that was not applied may
-        be contributed again, to a later one: it moves."""
-        parts = self._held_by(rank, ranges, "contribute")
-        holding = self._holding(rank)
-        holding.last_round = max(holding.last_round, round_number)
-        for part in parts:
-            holding.take_from_rounds(part)
-            holding.rounds.setdefault(round_number, RangeSet()).add(part)
-        if round_number <= self._committed:  # another rank's news of the applied round was faster than ours
-            self._use(holding, self._committed)
-
-    def commit(self, round_number: int, members: Collection[int] | None = None) -> None:
-        """The round was applied. Every rank may say so; the first one counts.
-
-        Args:
-            round_number: everything contributed to it and the rounds before is used.
-            members: the ranks whose contributions the applied sum had in it; None for those that are alive now.
-        """
-        if round_number <= self._committed:
-            return
-        self._committed = round_number
-        for holding in self._holdings.values():
-            self._use(holding, round_number)
-        for rank, holding in list(self._in_doubt.items()):
-            if members is not None and rank in members:
-                self._use(holding, round_number)
-            for part in holding.pop_rounds(round_number):
-                self._free.add(part)
-            if not holding.held:
-                del self._in_doubt[rank]
+    def settle(self, progress: Sequence[int]) -> None:
+        """Rounds were applied: rank i has brought `progress[i]` samples to an end, over all rounds. Telling it twice,
+        or telling older news, changes nothing."""
+        for rank, reached in enumerate(progress):
+            holding = self._holdings.get(rank)
+            known = 0 if holding is None else holding.progress
+            if reached <= known:
+                continue
+            if holding is None or reached - known > len(holding):
+                raise PacelineError(
+                    f"Rank {rank} has brought in {reached} samples, more than it was given.",
+                    where="the ledger of samples",
+                    cause="It was taken for dead and its samples went to others: they would be used twice.",
+                )
+            for part in holding.pop_until(reached):
+                before = len(self._dropped)
+                self._dropped.remove(part)
+                dropped = before - len(self._dropped)
+                self.discarded += dropped
+                self.used += len(part) - dropped
+                self._settled.add(part)
 
     def discard(self, rank: int, ranges: Iterable[range], reason: str) -> None:
-        """Computed, but dropped (not a number, too late): settled, and not handed out again."""
+        """Computed, but dropped (not a number, too late). They count in the rank's progress like all others; when
+        that passes them, they are settled as discarded and not handed out again."""
         for part in self._held_by(rank, ranges, f"discard ({reason})"):
-            self._holding(rank).take_out(part)
-            self._settled.add(part)
-            self.discarded += len(part)
+            self._dropped.add(part)
 
     def give_back(self, rank: int, ranges: Iterable[range]) -> None:
         """Not computed after all: others get it."""
-        for part in self._held_by(rank, ranges, "give back"):
-            self._holding(rank).take_out(part)
-            self._free.add(part)
+        self._free_again(self._holding(rank).take_out(self._held_by(rank, ranges, "give back")))
 
     def release(self, rank: int) -> None:
-        """The rank is gone. Its leases go out at once; what it put into a round waits for the round's commit."""
-        holding = self._holdings.pop(rank, None)
-        if holding is None:
-            return
-        doubtful = RangeSet(part for ranges in holding.rounds.values() for part in ranges)
-        for part in doubtful:
-            holding.held.remove(part)
-        for part in holding.held:
-            self._free.add(part)
-        holding.held = doubtful
-        if doubtful:
-            self._merge_doubt(rank, holding)
+        """The rank is gone: all that it holds goes out again. First `settle` what its peers have applied."""
+        holding = self._holding(rank)
+        self._free_again(holding.parts)
+        holding.parts.clear()  # its progress stays known: others still report it
 
-    def _merge_doubt(self, rank: int, holding: _Holding) -> None:
-        """A rank may come back and die again before the verdict on its first life."""
-        earlier = self._in_doubt.setdefault(rank, holding)
-        if earlier is holding:
-            return
-        for number, ranges in holding.rounds.items():
-            for part in ranges:
-                earlier.held.add(part)
-                earlier.rounds.setdefault(number, RangeSet()).add(part)
+    def _free_again(self, parts: Iterable[range]) -> None:
+        for part in parts:
+            self._dropped.remove(part)
+            self._free.add(part)
 
     # ---- asking
 
-    def snapshot(self, round_number: int) -> list[range]:
-        """What a checkpoint taken after that round has settled. Ask after the round's commit, when `reported`."""
-        settled = RangeSet(self._settled)
-        for holding in self._holdings.values():
-            for number, ranges in holding.rounds.items():
-                for part in ranges if number <= round_number else ():
-                    settled.add(part)
-        return list(settled)
-
-    def reported(self, round_number: int, ranks: Iterable[int]) -> bool:
-        """Whether all these ranks have said what they contributed to that round."""
-        return all(rank in self._holdings and self._holdings[rank].last_round >= round_number for rank in ranks)
+    @property
+    def settled(self) -> list[range]:
+        """What is used or discarded, as merged ranges: what a checkpoint holds."""
+        return list(self._settled)
 
     @property
     def leased(self) -> int:
-        """Positions that somebody holds, or that are in doubt."""
-        everyone = [*self._holdings.values(), *self._in_doubt.values()]
-        return sum(len(holding.held) for holding in everyone)
+        """Positions that somebody holds."""
+        return sum(map(len, self._holdings.values()))
 
     @property
     def remaining(self) -> int | None:
@@ -256,28 +235,21 @@ class Ledger:
     @property
     def pieces(self) -> int:
         """How many separate ranges the ledger keeps: its memory."""
-        everyone = [*self._holdings.values(), *self._in_doubt.values()]
-        theirs = [ranges for holding in everyone for ranges in (holding.held, *holding.rounds.values())]
-        return sum(ranges.pieces for ranges in [self._free, self._settled, *theirs])
+        merged = self._free.pieces + self._settled.pieces + self._dropped.pieces
+        return merged + sum(len(holding.parts) for holding in self._holdings.values())
 
     # ---- helpers
 
     def _holding(self, rank: int) -> _Holding:
         return self._holdings.setdefault(rank, _Holding())
 
-    def _use(self, holding: _Holding, round_number: int) -> None:
-        for part in holding.pop_rounds(round_number):
-            self._settled.add(part)
-            self.used += len(part)
-
-    def _held_by(self, rank: int, ranges: Iterable[range], deed: str) -> list[range]:
+    def _held_by(self, rank: int, ranges: Iterable[range], deed: str) -> RangeSet:
         """The ranges, after making sure that the rank holds each of them, and none twice."""
-        held = self._holding(rank).held
         parts = list(ranges)
-        seen = RangeSet(parts)
+        wanted, held = RangeSet(parts), RangeSet(self._holding(rank).parts)
         strange = next((part for part in parts if not held.covers(part)), None)
-        if strange is None and len(seen) == sum(map(len, parts)):
-            return parts
+        if strange is None and len(wanted) == sum(map(len, parts)):
+            return wanted
         what = "the same positions twice" if strange is None else f"positions {strange.start} to {strange.stop}"
         raise PacelineError(
             f"Rank {rank} wants to {deed} {what}, which it does not hold: samples would be used twice.",

@@ -75,17 +75,17 @@ SPANS = list_of(span)
 NAMES = list_of(text)
 ROSTER = list_of(optional(address))
 RANKS = list_of(natural)
+PROGRESS = list_of(natural)  # samples that each rank has brought to an end
 
 SCHEMAS: dict[str, dict[str, Check]] = {
     # a rank to the service
     "hello": {"rank": natural, "description": description, "mailbox": optional(address)},
     "open_ledger": {"samples": natural, "epochs": optional(natural), "micro_batch": natural, "used": SPANS},
     "lease": {"micro_batches": natural},
-    "contribute": {"round": natural, "ranges": SPANS},
-    "commit": {"round": natural, "members": optional(RANKS)},
+    "progress": {"samples": PROGRESS, "generation": natural},
     "discard": {"ranges": SPANS, "reason": text},
     "give_back": {"ranges": SPANS},
-    "snapshot": {"round": natural, "timeout": seconds},
+    "snapshot": {"samples": PROGRESS},
     "signal": {"round": natural},
     "heartbeat": {"metrics": mapping},
     "leave": {"error": text},

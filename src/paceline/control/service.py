@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from paceline.control.connection import Connection, Listener, log
+from paceline.control.doubt import Doubts
 from paceline.control.keys import Keys, topic_of
 from paceline.control.ledger import Ledger
 from paceline.control.membership import DifferentRunError, Membership
@@ -76,6 +77,7 @@ class ControlService:
         self._metrics: dict[int, Metadata] = {}
         self._ledger: Ledger | None = None
         self._ledger_terms: Metadata = {}
+        self._doubts = Doubts()
         self._signals = RoundSignals()
         self._keys = Keys()
         self._waiting: WaitingRoom[_Peer] = WaitingRoom()
@@ -85,8 +87,7 @@ class ControlService:
             "hello": self._hello,
             "open_ledger": self._open_ledger,
             "lease": self._lease,
-            "contribute": self._contribute,
-            "commit": self._commit,
+            "progress": self._progress,
             "discard": self._discard,
             "give_back": self._give_back,
             "snapshot": self._snapshot,
@@ -246,7 +247,6 @@ class ControlService:
 
     def _announce(self) -> None:
         self._push(Frame("membership", self._membership()))
-        self._answer(self._waiting.news("reports"))
 
     def _nobody_came(self) -> PacelineError:
         """The first to give up gives up for all."""
@@ -277,14 +277,15 @@ class ControlService:
     def _lose(self, rank: int, reason: str) -> None:
         if not self._members.lose(rank, reason):
             return
-        self._gone(rank)
+        self._release(self._doubts.lost(rank, self._members.generation, self._members.present))
+        self._announce()
         if not self._members.begun:
             self._fail(PacelineError(f"Rank {rank} was lost before all ranks had arrived: {reason}."))
 
-    def _gone(self, rank: int) -> None:
+    def _release(self, ranks: list[int]) -> None:
         if self._ledger is not None:
-            self._ledger.release(rank)
-        self._announce()
+            for rank in ranks:
+                self._ledger.release(rank)
 
     def _leave(self, peer: _Peer, frame: Frame) -> Answer:
         rank = self._member(peer)
@@ -294,7 +295,8 @@ class ControlService:
             self._lose(rank, frame.metadata["error"])
         else:
             self._members.leave(rank)
-            self._gone(rank)
+            self._release([rank, *self._doubts.gone(rank)])
+            self._announce()
         return DONE
 
     def _heartbeat(self, peer: _Peer, frame: Frame) -> Answer:
@@ -348,14 +350,9 @@ class ControlService:
         leases = ledger.lease(self._member(peer), frame.metadata["micro_batches"])
         return Frame("leased", {"ranges": to_spans(leases), "complete": ledger.complete})
 
-    def _contribute(self, peer: _Peer, frame: Frame) -> Answer:
-        self._opened().contribute(self._member(peer), frame.metadata["round"], to_ranges(frame.metadata["ranges"]))
-        self._answer(self._waiting.news("reports"))
-        return None
-
-    def _commit(self, peer: _Peer, frame: Frame) -> Answer:
-        self._member(peer)
-        self._opened().commit(frame.metadata["round"], frame.metadata["members"])
+    def _progress(self, peer: _Peer, frame: Frame) -> Answer:
+        self._opened().settle(frame.metadata["samples"])
+        self._release(self._doubts.heard(self._member(peer), frame.metadata["generation"]))
         return None
 
     def _discard(self, peer: _Peer, frame: Frame) -> Answer:
@@ -367,15 +364,9 @@ class ControlService:
         return None
 
     def _snapshot(self, peer: _Peer, frame: Frame) -> Answer:
-        ledger, number = self._opened(), frame.metadata["round"]
-
-        def attempt() -> Frame | str:
-            if ledger.reported(number, self._members.present):
-                return Frame("ranges", {"ranges": to_spans(ledger.snapshot(number))})
-            return "reports"
-
-        late = PacelineError(f"Not every rank has said in time what it contributed to round {number}.")
-        return Later(attempt, frame.metadata["timeout"], lambda: late)
+        ledger = self._opened()
+        ledger.settle(frame.metadata["samples"])
+        return Frame("ranges", {"ranges": to_spans(ledger.settled)})
 
     # ---- key-value store
 

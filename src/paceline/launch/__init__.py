@@ -1,0 +1,1 @@
+"""Starts ranks, and finds out where a rank is."""

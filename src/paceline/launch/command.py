@@ -25,9 +25,7 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
         raise PacelineError(f"There is no script {command[0]}.", remedy="Usage: paceline run --nproc 4 script.py.")
     run_folder = new_run(folder)
     with Progress(run_folder / "events"):
-        outcome = launch(
-            [sys.executable, *command], nproc, run_folder, port=port, join_timeout=join_timeout
-        )
+        outcome = launch([sys.executable, *command], nproc, run_folder, port=port, join_timeout=join_timeout)
     print(f"The run's folder: {run_folder}")
     explain(outcome, run_folder)
     return exit_code(outcome)

@@ -81,9 +81,7 @@ def launch(
 class Children:
     """The ranks' processes."""
 
-    def __init__(
-        self, command: Sequence[str], nproc: int, shared: dict[str, str], logs: Path, quiet: bool
-    ) -> None:
+    def __init__(self, command: Sequence[str], nproc: int, shared: dict[str, str], logs: Path, quiet: bool) -> None:
         self._quiet = quiet
         self._printing = threading.Lock()
         self._last_words: dict[int, list[str]] = {rank: [] for rank in range(nproc)}

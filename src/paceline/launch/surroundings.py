@@ -63,7 +63,7 @@ class Surroundings:
     @classmethod
     def _under_torchrun(cls, rank: int, world_size: int, folder: Path, join_timeout: float) -> Surroundings:
         """Rank 0 hosts the control plane; torchrun's own store tells the others where it is."""
-        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
 
         for needed in ("MASTER_ADDR", "MASTER_PORT"):
             if needed not in os.environ:
@@ -75,7 +75,7 @@ class Surroundings:
         host = os.environ["MASTER_ADDR"]
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 host,
                 _number("MASTER_PORT", 0),
                 world_size,
@@ -173,9 +173,7 @@ def _from_environment() -> dict[str, str]:
     return {key: os.environ[name] for key, name in names.items()}
 
 
-def _host(
-    folder: Path, world_size: int, host: str, join_timeout: float
-) -> tuple[HostedService, dict[str, str]]:
+def _host(folder: Path, world_size: int, host: str, join_timeout: float) -> tuple[HostedService, dict[str, str]]:
     secret = bytes.fromhex(os.environ[SECRET]) if SECRET in os.environ else secrets.token_bytes(32)
     service = HostedService(world_size, secret, host, join_timeout)
     return service, card_of(service.address, new_run(folder), secret)
@@ -186,5 +184,3 @@ def _number(name: str, default: int) -> int:
         return int(os.environ.get(name, default))
     except ValueError:
         raise PacelineError(f"{name}={os.environ[name]!r} is not a whole number.") from None
-
-

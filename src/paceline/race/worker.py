@@ -1,6 +1,6 @@
 """One rank of a race on real processes: an ordinary Paceline loop on an emulated device.
 
-    python -m paceline.race.worker SPEC.json STRATEGY MICRO_BATCH_SECONDS
+python -m paceline.race.worker SPEC.json STRATEGY MICRO_BATCH_SECONDS
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ def _axis(span: float) -> str:
     return f'<div class="lane"><span></span><div class="ticks">{"".join(texts)}</div></div>'
 
 
-def _lane(
-    worker: dict[str, Any], done: Sequence[Interval], events: Sequence[Event], start: float, span: float
-) -> str:
+def _lane(worker: dict[str, Any], done: Sequence[Interval], events: Sequence[Event], start: float, span: float) -> str:
     paths = []
     for state in STATES[:2]:  # idle is the lane's own ground
         boxes = [_box(interval, start, span) for interval in done if interval.doing == state]

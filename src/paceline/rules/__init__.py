@@ -1,0 +1,1 @@
+"""Pure rules: numbers and tensors in, numbers and tensors out."""

@@ -8,18 +8,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def extrapolated(update: Tensor, last_update: Tensor, learning_rate_ratio: float = 1.0) -> Tensor:
-    """The update to make instead of a delayed one: it, and its change since the last round once more.
+def extrapolate_(parameters: Tensor, step: Tensor, last_step: Tensor, learning_rate_ratio: float = 1.0) -> None:
+    """After the optimizer's step: add its change since the last one once more, in place.
 
-        u_t + (u_t − (η_t/η_{t−1}) · u_{t−1})
+        s_t = w_before − w;        w ← w − (s_t − (η_t/η_{t−1}) · s_{t−1})
 
-    With momentum successive updates lie nearly on a line, so the change predicts what the missing round would have
+    With momentum successive steps lie nearly on a line, so the change predicts what the missing round would have
     brought (arXiv 2606.30634). The ratio keeps a change of the learning rate from looking like a change of direction.
 
+    Args:
+        parameters: w, after the step; corrected in place.
+        step: s_t, as the optimizer made it.
+        last_step: s_{t−1}, as the optimizer made it.
+        learning_rate_ratio: η_t/η_{t−1}.
+
     >>> import torch
-    >>> extrapolated(torch.tensor([3.0]), torch.tensor([2.0]))
-    tensor([4.])
-    >>> extrapolated(torch.tensor([1.0]), torch.tensor([2.0]), learning_rate_ratio=0.5)
-    tensor([1.])
+    >>> parameters = torch.tensor([7.0])
+    >>> extrapolate_(parameters, step=torch.tensor([3.0]), last_step=torch.tensor([2.0]))
+    >>> parameters
+    tensor([6.])
     """
-    return update.mul(2).sub_(last_update, alpha=learning_rate_ratio)
+    parameters.sub_(step).add_(last_step, alpha=learning_rate_ratio)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 def shares_by_speed(seconds: Sequence[float], total: int) -> tuple[int, ...]:
@@ -38,12 +39,13 @@ def round_seconds(counts: Sequence[int], seconds: Sequence[float]) -> float:
     return max(count * each for count, each in zip(counts, seconds, strict=True))
 
 
-def resized(counts: tuple[int, ...], seconds: Sequence[float], dead_band: float) -> tuple[int, ...]:
+@lru_cache(maxsize=2)  # in the simulator all ranks ask the same
+def resized(counts: tuple[int, ...], seconds: tuple[float, ...], dead_band: float) -> tuple[int, ...]:
     """The counts for the next round: the old ones, unless new ones would shorten it by more than the dead band.
 
-    >>> resized((3, 3), [1.0, 1.05], dead_band=0.1)
+    >>> resized((3, 3), (1.0, 1.05), dead_band=0.1)
     (3, 3)
-    >>> resized((3, 3), [1.0, 2.0], dead_band=0.1)
+    >>> resized((3, 3), (1.0, 2.0), dead_band=0.1)
     (4, 2)
     """
     better = shares_by_speed(seconds, sum(counts))

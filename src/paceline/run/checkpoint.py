@@ -127,10 +127,12 @@ def read_latest(folder: Path) -> tuple[Path, Checkpoint] | None:
 def optimizer_parts(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state as tensors by name and plain values."""
     state = optimizer.state_dict()
-    tensors, values = {}, {}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
     for index, entries in state["state"].items():
         for key, value in entries.items():
-            (tensors if isinstance(value, Tensor) else values)[f"{index}.{key}"] = value
+            kept: dict[str, Any] = tensors if isinstance(value, Tensor) else values
+            kept[f"{index}.{key}"] = value
     return tensors, {"state": values, "param_groups": state["param_groups"]}
 
 

@@ -42,11 +42,11 @@ class RunOptimizer(torch.optim.Optimizer):
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients. They stay views of one buffer, so `set_to_none` makes no difference here."""
-        self._gradients_zeroed(self._replica.gradients_written)
-        self._replica.zero_gradients()
+        """Drop the gradients. A gradient that is not there counts as zero, so `set_to_none` makes no difference."""
+        self._gradients_zeroed(self._replica.has_gradients)
+        self._replica.drop_gradients()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Hand in the gradient of the micro-batch. The parameters move when the strategy ends a round."""
         loss = None
         if closure is not None:

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from paceline import __version__
 from paceline.backends.collectives import Collectives
@@ -34,9 +34,7 @@ class Rank:
         strategy: its name and options, to compare with the other ranks'.
     """
 
-    def __init__(
-        self, surroundings: Surroundings, replica: Replica, loader: Loader, strategy: dict[str, Any]
-    ) -> None:
+    def __init__(self, surroundings: Surroundings, replica: Replica, loader: Loader, strategy: dict[str, Any]) -> None:
         self._control, self._loader = surroundings.control, loader
         self._stock: LeaseStock | None = None
         now = run_clock(surroundings.origin)
@@ -57,7 +55,7 @@ class Rank:
         self._mailbox.connect(self._control.roster)
         self._store = ControlStore(self._control)  # torch keeps only its C++ half alive
         self.collectives = Collectives(
-            dist.PrefixStore(f"generation-{self._control.generation}", self._store),
+            PrefixStore(f"generation-{self._control.generation}", self._store),
             surroundings.rank,
             surroundings.world_size,
             replica.parameters.device,
@@ -74,6 +72,7 @@ class Rank:
         while not self._control.lost and time.monotonic() < deadline:
             time.sleep(0.02)
         if self._control.lost:
+            self._control.report_progress(self.node.progress, now=True)
             lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
             raise PacelineError(
                 f"The run cannot go on without a lost rank ({lost}).",
@@ -100,7 +99,7 @@ class Rank:
 
     def used_samples(self) -> list[range]:
         """The samples that the parameters of the last applied round are the result of."""
-        return self._control.snapshot(self.node.last_round)
+        return self._control.snapshot(self.node.progress)
 
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""
@@ -109,6 +108,7 @@ class Rank:
         self._mailbox.close()
         try:
             if not error:
+                self._control.report_progress(self.node.progress, now=True)
                 self.stop_leasing(self._loader.left_over())
             self._control.leave(error)
         except PacelineError as trouble:  # the run is over for this rank: nothing is lost by a farewell unheard

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from paceline.run import checkpoint as checkpoints
 from paceline.backends.driver import Driver
-from paceline.backends.processes import ProcessNode, RoundTotal
+from paceline.backends.processes import ProcessNode, RoundTotal, extra_numbers
 from paceline.backends.replica import Replica
-from paceline.run.checkpoint import Checkpoint
 from paceline.errors import PacelineError
 from paceline.launch.surroundings import Surroundings
+from paceline.run import checkpoint as checkpoints
+from paceline.run.checkpoint import Checkpoint
 from paceline.run.loader import Loader
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
@@ -158,7 +158,7 @@ class Run:
         """
         if self._replica is not None:
             raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
-        self._replica = Replica(model, optimizer, clip_norm)
+        self._replica = Replica(model, optimizer, clip_norm, extra_numbers(self.world_size))
         self._rates = LearningRates(optimizer, alone=self.world_size == 1)
         self._connect_loader()
         return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
@@ -293,11 +293,10 @@ class Run:
                 cause="A gradient counts with the samples that it is over.",
                 remedy="Call step() once for every micro-batch of the loader.",
             )
-        assert self._rates is not None and self._replica is not None
+        assert self._rates is not None
         self._rates.check()
         count = sum(len(positions) for positions in samples)
         self._driver.give(self.node.computed(self._loader.fetched_at, count, samples))
-        self._replica.mark_gradients_read()
 
     def _gradients_zeroed(self, after_backward: bool) -> None:
         """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been
@@ -339,12 +338,11 @@ class Run:
         buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
         if not buffers or self.world_size == 1:
             return
-        seen = float(node.samples_computed)
-        flat = torch.cat([b.detach().double().flatten() * seen for b in buffers] + [buffers[0].new_tensor([seen]).double()])
-        summed = node.sum_now(flat)
-        mean = summed[:-1] / summed[-1].clamp(min=1)
-        for buffer, part in zip(buffers, mean.split([b.numel() for b in buffers]), strict=True):
-            buffer.copy_(part.view_as(buffer))
+        seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
+        weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]
+        *sums, whole = node.sum_now(torch.cat([*weighted, seen])).split([*(b.numel() for b in buffers), 1])
+        for buffer, part in zip(buffers, sums, strict=True):
+            buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
 
     def _write_checkpoint(self) -> None:
         assert self._replica is not None and self._rates is not None

@@ -195,6 +195,4 @@ def _times_by_worker(rows: csv.DictReader[str], where: str) -> tuple[tuple[float
     return tuple(tuple(times[worker]) for worker in sorted(times))
 
 
-KINDS: dict[str, type[Jitter]] = {
-    each.kind: each for each in (Constant, LogNormal, Exponential, Pareto, Drift, Trace)
-}
+KINDS: dict[str, type[Jitter]] = {each.kind: each for each in (Constant, LogNormal, Exponential, Pareto, Drift, Trace)}

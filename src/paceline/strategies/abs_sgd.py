@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Gradient, Node, Work
-from paceline.rules.delay import extrapolated
+from paceline.rules.delay import extrapolate_
 from paceline.strategies.checks import at_least, one_of
 from paceline.strategies.strategy import Strategy
 
@@ -64,10 +64,8 @@ class AbsSgd(Strategy):
             return
         before = node.parameters.clone()
         node.apply(total)
-        update = node.parameters - before
-        last = node.state.get("last_update")
-        if last is not None:
-            ratio = node.learning_rate / node.state["last_learning_rate"]
-            node.parameters.copy_(before + extrapolated(update, last, ratio))
-        node.state["last_update"] = update
-        node.state["last_learning_rate"] = node.learning_rate
+        step = before.sub_(node.parameters)
+        if "last_step" in node.state:
+            ratio = node.learning_rate / node.state["learning_rate"]
+            extrapolate_(node.parameters, step, node.state["last_step"], ratio)
+        node.state["last_step"], node.state["learning_rate"] = step, node.learning_rate

@@ -41,7 +41,7 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
         test_x=x[test],
         test_y=y[test],
         model=build,
-        micro_batch=32,
-        target=0.93,
-        lr=0.05,
+        micro_batch=4,  # small, so that the noise of the gradients and not the number of steps limits the learning
+        target=0.95,
+        lr=0.1,
     )
