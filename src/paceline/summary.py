@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from paceline.record import Event
 
 
+ROUNDS_KEPT = 1000
+"""Ranks write their files at different moments: news of a round may come long after that of later ones."""
+
+
 class Interval(NamedTuple):
     """What a rank did from `t` to `end`: `computing`, `communicating` or `idle`."""
 
@@ -243,7 +247,7 @@ class Standing:
         return not rank.computed_since_join and not believed_busy
 
     def _forget_before(self, round_number: int) -> None:
-        for old in [number for number in self._joined if number < round_number - 1]:
+        for old in [number for number in self._joined if number < round_number - ROUNDS_KEPT]:
             del self._joined[old]
 
 

@@ -111,9 +111,12 @@ class CollectiveWork(WaitableWork[T]):
     def _wait_once(self, longest: timedelta) -> bool:
         try:
             return bool(self._work.wait(longest))
-        except RuntimeError as error:
+        except RuntimeError:
             if not self.done:
                 return False
+        try:
+            return bool(self._work.wait())  # it ended just after the slice: does it still raise?
+        except RuntimeError as error:
             self._check_peers(NAMING_SECONDS)
             raise PacelineError(
                 f"{self.name} failed.",

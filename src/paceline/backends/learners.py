@@ -85,7 +85,7 @@ class TimingLearner:
     def reduce(self, contributions: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
         return sum(count for count, _ in contributions), any(working for _, working in contributions)
 
-    def total(self, own: tuple[int, bool], reduced: tuple[int, bool]) -> tuple[Tensor | None, int, bool]:
+    def total(self, own: tuple[int, bool], reduced: tuple[int, bool]) -> tuple[None, int, bool]:
         return None, *reduced
 
     def apply(self, gradient: Gradient) -> None:
