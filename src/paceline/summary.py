@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from paceline.record import Event
 
-
 ROUNDS_KEPT = 1000
 """Ranks write their files at different moments: news of a round may come long after that of later ones."""
 

@@ -1,8 +1,249 @@
 """The contracts of a strategy and of a backend, as functions: call them in the tests of your own.
 
-from paceline.testing import check_strategy
-def test_mine():
-    check_strategy(MyStrategy())
+    from paceline.testing import check_strategy
+
+    def test_mine():
+        check_strategy(MyStrategy())
+
+`check_strategy` runs a strategy in the simulator on small problems. `check_backend` runs a strategy that probes
+everything a node promises; whoever writes a backend gives it a function that plays a strategy there.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.backends.learners import Data
+from paceline.backends.replica import Replica
+from paceline.backends.replica_learner import ReplicaLearner
+from paceline.backends.simulated import simulate
+from paceline.node import Gradient, Node, Work
+from paceline.record import Event, MemoryRecorder
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.jitter import LogNormal
+from paceline.simulator.network import Network
+from paceline.strategies.strategy import Strategy
+from paceline.summary import account
+
+SAMPLES, MICRO_BATCH, FEATURES = 203, 8, 5  # 203: the last micro-batch of an epoch is a short one
+LEARNING_RATE = 0.05
+UNEQUAL = (1.0, 0.7, 0.25)
+
+
+@dataclass
+class Trial:
+    """A simulated training on a small regression, and all that can be asked about it afterwards."""
+
+    strategy: Strategy
+    speeds: tuple[float, ...]
+    epochs: int = 2
+    momentum: float = 0.0
+    seed: int = 0
+    events: list[Event] = field(default_factory=list)
+    used: Counter[int] = field(default_factory=Counter)
+    after_rounds: list[Tensor] = field(default_factory=list)  # rank 0's parameters after each of its rounds
+    parameters: list[Tensor] = field(default_factory=list)  # of every rank, at the end
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(SAMPLES, FEATURES, generator=generator)
+        self.y = self.x @ torch.linspace(-1, 1, FEATURES) + 0.1 * torch.randn(SAMPLES, generator=generator)
+
+    def run(self) -> Trial:
+        learners = [self.learner(rank) for rank in range(len(self.speeds))]
+        self.first = learners[0].parameters.clone()
+        cluster = Cluster.from_speeds(
+            self.speeds,
+            jitter=LogNormal(sigma=0.2),
+            network=Network(latency=0.002, bandwidth=1e9),
+            seed=self.seed,
+        )
+        recorder = MemoryRecorder()
+
+        def look(rank: int, t: float, samples: int) -> None:
+            if rank == 0:
+                self.after_rounds.append(learners[0].parameters.clone())
+
+        simulate(
+            self.strategy,
+            cluster,
+            micro_batch=MICRO_BATCH,
+            data=Data(SAMPLES, self.epochs),
+            learners=learners,
+            recorder=recorder,
+            on_applied=look,
+        )
+        self.events = recorder.events
+        self.parameters = [learner.parameters for learner in learners]
+        return self
+
+    def learner(self, rank: int) -> ReplicaLearner:
+        model = nn.Linear(FEATURES, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=self.momentum)
+
+        def backward(model: nn.Module, indices: NDArray[np.int64]) -> None:
+            self.used.update(indices.tolist())
+            self.loss(model, torch.from_numpy(indices)).backward()
+
+        replica = Replica(model, optimizer)
+        return ReplicaLearner(replica, backward, samples=SAMPLES, rank=rank, seed=self.seed)
+
+    def loss(self, model: nn.Module, indices: Tensor) -> Tensor:
+        predicted: Tensor = model(self.x[indices]).squeeze(1)
+        return (predicted - self.y[indices]).square().mean()
+
+    def gradient(self, parameters: Tensor, indices: Tensor) -> Tensor:
+        """Of the mean loss, by hand: the oracle does not use what it tests."""
+        x = torch.cat([self.x[indices], torch.ones(len(indices), 1)], dim=1)
+        return 2 * x.T @ (x @ parameters - self.y[indices]) / len(indices)
+
+    def whole_loss(self, parameters: Tensor) -> float:
+        x = torch.cat([self.x, torch.ones(SAMPLES, 1)], dim=1)
+        return float((x @ parameters - self.y).square().mean())
+
+
+def check_strategy(strategy: Strategy, *, delay: int = 0) -> None:
+    """Raise unless the strategy keeps the contract of every strategy that steps with averaged gradients.
+
+    It converges; replays bit for bit; is SGD, `delay` rounds late, with one worker; loses and repeats no sample; leaves
+    all ranks with the same bits; and ends when ranks of unequal speed run out of data at different times.
+
+    Args:
+        strategy: with the options to check.
+        delay: rounds between taking a gradient and stepping with it.
+    """
+    _check_one_worker_is_sgd(strategy, delay)
+    _check_samples_and_consensus(strategy)
+    _check_replays(strategy)
+    _check_converges(strategy)
+
+
+def _check_one_worker_is_sgd(strategy: Strategy, delay: int) -> None:
+    trial = Trial(strategy, speeds=(1.0,)).run()
+    sizes = [event["samples"] for event in trial.events if event["kind"] == "join" and event["samples"]]
+    order = torch.from_numpy(
+        np.concatenate([np.random.default_rng((trial.seed, epoch)).permutation(SAMPLES) for epoch in range(2)])
+    )
+    history = [trial.first] * (delay + 1)
+    for batch in order.split(sizes):
+        history.append(history[-1] - LEARNING_RATE * trial.gradient(history[-1 - delay], batch))
+    torch.testing.assert_close(trial.parameters[0], history[-1], rtol=1e-4, atol=1e-5)
+
+
+def _check_samples_and_consensus(strategy: Strategy) -> None:
+    trial = Trial(strategy, speeds=UNEQUAL).run()
+    wrong = {index: times for index, times in trial.used.items() if times != trial.epochs}
+    assert len(trial.used) == SAMPLES and not wrong, f"samples not used exactly {trial.epochs} times: {wrong}"
+    books = account(trial.events)
+    assert not books.errors, books.errors
+    assert books.in_flight == 0 and books.applied == trial.epochs * SAMPLES, books
+    for rank, parameters in enumerate(trial.parameters):
+        assert torch.equal(parameters, trial.parameters[0]), f"rank {rank} ends with other bits than rank 0"
+    ended = {event["rank"] for event in trial.events if event["kind"] == "end"}
+    assert ended == set(range(len(UNEQUAL))), "not every rank came to its end"
+
+
+def _check_replays(strategy: Strategy) -> None:
+    first, second = (Trial(strategy, speeds=UNEQUAL, seed=3).run() for _ in range(2))
+    assert first.events == second.events, "the same seed gave other events"
+    for one, other in zip(first.parameters, second.parameters, strict=True):
+        assert torch.equal(one, other), "the same seed gave other parameters"
+
+
+def _check_converges(strategy: Strategy) -> None:
+    for momentum in (0.0, 0.5):
+        trial = Trial(strategy, speeds=UNEQUAL, epochs=30, momentum=momentum).run()
+        loss = trial.whole_loss(trial.parameters[0])
+        assert loss < 0.02, f"with momentum {momentum} the loss is {loss:.3f} after 30 epochs (noise: 0.01)"
+
+
+def check_backend(play: Callable[[Strategy], object]) -> None:
+    """Raise unless a backend's nodes keep all that `paceline.node.Node` promises.
+
+    Args:
+        play: runs a strategy on the backend, on at least two ranks with some hundred samples in micro-batches of a
+            few; an exception in the coroutine of any rank must come out of it.
+    """
+    play(BackendProbe())
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendProbe(Strategy):
+    """Asks a node for everything that it promises, and raises where it does not keep it."""
+
+    name: ClassVar[str] = "backend-probe"
+
+    async def worker(self, node: Node) -> None:
+        assert 0 <= node.rank < node.world_size and node.world_size >= 2
+        await self._numbers_and_gradients(node)
+        await self._messages(node)
+        await self._signals(node)
+        await self._polling(node)
+        while not node.finished:
+            node.apply(await node.all_reduce(await node.gradient()))
+        rest = await node.gradient()
+        assert rest.count == 0 and rest.values is None, "after the end a gradient is empty"
+
+    async def _numbers_and_gradients(self, node: Node) -> None:
+        ranks = await node.all_gather(float(node.rank))
+        assert ranks == tuple(float(rank) for rank in range(node.world_size)), f"gathered {ranks}"
+        batch = await node.gradient()
+        assert batch.count > 0 and sum(map(len, batch.samples)) == batch.count
+        assert node.seconds_per_sample > 0
+        own = batch.count
+        work = node.all_reduce(batch)
+        counts = node.all_gather(float(own))
+        total = await work
+        assert work.done and total.count == sum(await counts), "the count of the sum is the sum of the counts"
+        before = node.parameters.clone()
+        node.apply(total)
+        assert not torch.equal(node.parameters, before), "a step with a gradient moves the parameters"
+        sums = await node.all_gather(float(node.parameters.double().sum()))
+        assert len(set(sums)) == 1, f"the ranks' parameters differ after the same step: {sums}"
+        before = node.parameters.clone()
+        node.apply(await node.all_reduce(Gradient(None, 0)))
+        assert torch.equal(node.parameters, before), "a round over no samples changes nothing"
+
+    async def _messages(self, node: Node) -> None:
+        following, previous = (node.rank + 1) % node.world_size, (node.rank - 1) % node.world_size
+        for number in range(3):
+            node.send(following, f"note-{number}", torch.arange(5) + 10 * node.rank + number, torch.tensor([True]))
+        node.send(node.rank, "to-myself")
+        received = [await node.receive() for _ in range(4)]
+        own = [message for message in received if message.kind == "to-myself"]
+        notes = [message for message in received if message.kind != "to-myself"]
+        assert len(own) == 1 and own[0].sender == node.rank and not own[0].tensors
+        for number, note in enumerate(notes):
+            assert (note.sender, note.kind) == (previous, f"note-{number}"), "a link keeps the order of messages"
+            numbers, flag = note.tensors
+            assert torch.equal(numbers, torch.arange(5) + 10 * previous + number) and flag.dtype == torch.bool
+
+    async def _signals(self, node: Node) -> None:
+        """The rounds are far from any real one."""
+        if node.rank == node.world_size - 1:
+            node.signal(1_000_007)
+            node.signal(1_000_007)
+            assert node.signalled(1_000_007), "who signals knows it"
+        batch = await node.gradient()
+        while not node.signalled(1_000_007):
+            batch += await node.gradient()
+        assert not node.signalled(1_000_008)
+        node.apply(await node.all_reduce(batch))
+
+    async def _polling(self, node: Node) -> None:
+        work: Work[Gradient] = node.all_reduce(await node.gradient())
+        batch = await node.gradient()
+        while not work.done:
+            batch += await node.gradient()
+        node.apply(await work)
+        node.apply(await node.all_reduce(batch))

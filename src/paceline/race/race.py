@@ -63,7 +63,6 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
         "speeds": [device.speed for device in course.cluster.devices],
         "workload": spec.workload,
         "seed": spec.seed,
-        "backend": spec.backend,
         "target": course.target,
         "micro_batch_seconds": course.cluster.micro_batch_seconds,
     }
