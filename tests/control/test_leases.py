@@ -29,19 +29,17 @@ def ready(service, rank, samples=SAMPLES, epochs=EPOCHS, micro_batch=MICRO_BATCH
         yield client
 
 
-def drain(client, first_round=0, died=None):
-    """Compute everything that can be had, in rounds of its own; returns the positions."""
-    stock, done, number = LeaseStock(client), [], first_round
+def drain(client, progress, wait=lambda: None):
+    """Compute everything that can be had, each micro-batch a round that is applied at once; returns the positions.
+    `progress` is what this client knows of everybody, and grows with its own work."""
+    stock, done = LeaseStock(client), []
     while not stock.complete:
         part = stock.next_range()
-        client.contribute(number, [part] if part else [])
-        client.commit(number)
-        number += 1
+        if part is None:
+            wait()
         done += part or ()
-        if part is None and died is not None:
-            died.wait(60)  # the rest is in the hands of one who is about to die
-        elif part is None:
-            threading.Event().wait(0.001)
+        progress[client.rank] += len(part or ())
+        client.report_progress(progress, now=True)
     return done
 
 
@@ -67,8 +65,7 @@ def test_the_stock_says_when_nothing_is_free_and_when_all_is_done():
         assert part == range(8) and stock.next_range() is None and not stock.complete
         client.give_back([part])
         assert stock.next_range() == part
-        client.contribute(0, [part])
-        client.commit(0)
+        client.report_progress([8], now=True)
         assert stock.next_range() is None and stock.complete
 
 
@@ -77,83 +74,81 @@ def test_several_clients_drain_a_ledger_exactly_once():
 
         def work(rank):
             with ready(service, rank) as client:
-                return drain(client)
+                return drain(client, [0, 0, 0])  # of the others each knows nothing, which is old news
 
         done = [p for positions in pool.map(work, range(3)) for p in positions]
+        assert service.status()["ledger"] == COMPLETE
     assert sorted(done) == list(range(SAMPLES * EPOCHS))
 
+
+COMPLETE = {"leased": 0, "used": SAMPLES * EPOCHS, "discarded": 0, "remaining": 0, "complete": True}
 
 CHILD = textwrap.dedent("""
     import sys
     from paceline.control.client import ControlClient
-    port, applied = int(sys.argv[1]), sys.argv[2] == "applied"
-    client = ControlClient(("127.0.0.1", port), b"the run's secret", 1)
+    client = ControlClient(("127.0.0.1", int(sys.argv[1])), b"the run's secret", 1)
     client.hello({"strategy": "abs-sgd"})
     client.open_ledger(1003, 2, 8)
-    used, _ = client.lease(3).result()
-    doubtful, _ = client.lease(2).result()
-    client.lease(4).result()
-    client.contribute(0, used)
-    client.commit(0)
-    client.contribute(1, doubtful)
-    client.status()
-    print(used[0].start, used[-1].stop, doubtful[0].start, doubtful[-1].stop, flush=True)
+    positions = [p for count in (3, 2, 4) for part in client.lease(count).result()[0] for p in part]
+    print(*positions, flush=True)
     sys.stdin.read()
 """)
+HELD = (3 + 2 + 4) * MICRO_BATCH
 
 
-def started(command):
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+@contextlib.contextmanager
+def child_of(service):
+    command = [sys.executable, "-c", CHILD, str(service.address[1])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
-@pytest.mark.parametrize("verdict", ["applied", "repeated"])
-def test_a_killed_process_gives_its_work_to_the_others(verdict):
-    """What it had leased goes out again; what it had put into a round depends on whether the round was applied."""
+def take_all(client):
+    """Everything that is free now."""
+    return [p for leases in iter(lambda: client.lease(8).result()[0], []) for part in leases for p in part]
+
+
+@pytest.mark.parametrize("applied", [0, 3 * MICRO_BATCH, 3 * MICRO_BATCH + 5, HELD])
+def test_a_killed_process_gives_to_others_what_they_had_not_applied_with_it(applied):
     died = threading.Event()
-    with ControlService(2, SECRET) as service:
-        command = [sys.executable, "-c", CHILD, str(service.address[1]), verdict]
-        with started(command) as child, ready(service, 0) as client:
-            client._on_lost = lambda lost: died.set()
-            used_start, used_stop, start, stop = map(int, child.stdout.readline().split())
-            child.send_signal(signal.SIGKILL)
-            service.report_exit(1, "killed by SIGKILL")
-            assert died.wait(60)
-            client.contribute(1, [])
-            client.commit(1, members=[0, 1] if verdict == "applied" else [0])
-            done = drain(client, first_round=2)
-            counters = client.status()["ledger"]
-        theirs = set(range(used_start, used_stop)) | (set(range(start, stop)) if verdict == "applied" else set())
-        assert sorted([*done, *theirs]) == list(range(SAMPLES * EPOCHS))
-        assert counters == {
-            "leased": 0,
-            "used": SAMPLES * EPOCHS,
-            "discarded": 0,
-            "remaining": 0,
-            "complete": True,
-        }
+    with ControlService(2, SECRET) as service, child_of(service) as child, ready(service, 0) as client:
+        client._on_lost = lambda lost: died.set()
+        theirs = list(map(int, child.stdout.readline().split()))
+        assert len(theirs) == HELD
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        service.report_exit(1, "killed by SIGKILL")
+        assert died.wait(60)
+        mine = take_all(client)
+        assert not set(mine) & set(theirs), "its samples are in doubt until the survivor has spoken"
+        client.report_progress([len(mine), applied], now=True)
+        rest = take_all(client)
+        assert rest == sorted(theirs[applied:])
+        assert sorted([*mine, *rest, *theirs[:applied]]) == list(range(SAMPLES * EPOCHS))
+        client.report_progress([len(mine) + len(rest), applied], now=True)
+        assert client.status()["ledger"] == COMPLETE
 
 
 def test_one_of_three_dies_in_the_middle():
-    died = threading.Event()
-    with ControlService(3, SECRET) as service, ThreadPoolExecutor(2) as pool:
-        command = [sys.executable, "-c", CHILD, str(service.address[1]), "repeated"]
-        with started(command) as child:
+    applied = 5 * MICRO_BATCH  # in rounds that both survivors have applied
+    started, died = threading.Event(), threading.Event()
+    with ControlService(3, SECRET) as service, ThreadPoolExecutor(2) as pool, child_of(service) as child:
 
-            def work(rank):
-                with ready(service, rank) as client:
-                    return drain(client, first_round=10, died=died)
+        def work(rank):
+            with ready(service, rank) as client:
+                started.wait(60)
+                return drain(client, [0, applied, 0], wait=lambda: died.wait(60))
 
-            working = [pool.submit(work, rank) for rank in (0, 2)]
-            used_start, used_stop, start, stop = map(int, child.stdout.readline().split())
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-            service.report_exit(1, "killed by SIGKILL")
-            died.set()
-            done = [p for each in working for p in each.result()]
-        assert service.status()["ledger"]["complete"]
-    # The others commit while the child still lives, so its second round counts as applied in some interleavings.
-    theirs = set(range(used_start, used_stop)), set(range(start, stop))
-    assert sorted(done) in (
-        sorted(set(range(SAMPLES * EPOCHS)) - theirs[0]),
-        sorted(set(range(SAMPLES * EPOCHS)) - theirs[0] - theirs[1]),
-    )
+        working = [pool.submit(work, rank) for rank in (0, 2)]
+        theirs = list(map(int, child.stdout.readline().split()))
+        started.set()
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        service.report_exit(1, "killed by SIGKILL")
+        died.set()
+        done = [p for each in working for p in each.result()]
+        assert service.status()["ledger"] == COMPLETE
+    assert sorted([*done, *theirs[:applied]]) == list(range(SAMPLES * EPOCHS))

@@ -13,6 +13,7 @@ from paceline.control.ranges import RangeSet
 from paceline.errors import PacelineError
 
 RANKS = 3
+ranks = st.integers(0, RANKS - 1)
 
 
 def positions(ranges):
@@ -25,99 +26,100 @@ class AnyInterleaving(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.ledger = Ledger(samples=17, epochs=3, micro_batch=4, workers=RANKS)
-        self.leased: dict[int, set[int]] = {rank: set() for rank in range(RANKS)}
-        self.rounds: dict[tuple[int, int], set[int]] = {}
-        self.doubt: dict[tuple[int, int], set[int]] = {}
-        self.settled: list[int] = []
-        self.committed = -1
+        self.held: list[list[int]] = [[] for _ in range(RANKS)]  # in the order of leasing, which is that of working
+        self.progress = [0] * RANKS
+        self.dropped: set[int] = set()
+        self.used: list[int] = []
+        self.discarded: list[int] = []
 
-    def some_of(self, data, rank):
-        """Sub-ranges of what the rank has leased, cut anywhere."""
-        chosen = data.draw(st.sets(st.sampled_from(sorted(self.leased[rank])))) if self.leased[rank] else set()
-        return chosen, [range(p, p + 1) for p in sorted(chosen)]
+    @property
+    def settled(self):
+        return sorted(self.used + self.discarded)
 
-    @rule(rank=st.integers(0, RANKS - 1), count=st.integers(1, 9))
+    @rule(rank=ranks, count=st.integers(1, 9))
     def lease(self, rank, count):
         got = self.ledger.lease(rank, count)
         assert len(got) <= count
         for part in got:
             assert 1 <= len(part) <= 4 and part.start // 17 == (part.stop - 1) // 17
         taken = positions(got)
-        everyone = [*self.leased.values(), *self.rounds.values(), *self.doubt.values(), set(self.settled)]
-        assert len(taken) == len(set(taken)) and not set(taken) & set().union(*everyone)
-        self.leased[rank] |= set(taken)
+        assert len(taken) == len(set(taken)) and not set(taken) & {*self.settled, *positions(self.held)}
+        self.held[rank] += taken
 
-    @rule(rank=st.integers(0, RANKS - 1), ahead=st.integers(-1, 2), data=st.data())
-    def contribute(self, rank, ahead, data):
-        number = max(0, self.committed + ahead)
-        chosen, ranges = self.some_of(data, rank)
-        self.ledger.contribute(rank, number, ranges)
-        self.leased[rank] -= chosen
-        if number <= self.committed:
-            self.settled += chosen
-        else:
-            self.rounds.setdefault((rank, number), set()).update(chosen)
+    @rule(data=st.data())
+    def settle(self, data):
+        """From very old news to the newest that can be; sometimes nobody says anything of the last ranks."""
+        reachable = [st.integers(0, self.progress[rank] + len(self.held[rank])) for rank in range(RANKS)]
+        news = data.draw(st.tuples(*reachable))[: data.draw(st.integers(0, RANKS))]
+        for _ in range(2):  # the second time it is old news
+            self.ledger.settle(news)
+        for rank, reached in enumerate(news):
+            passed = max(0, reached - self.progress[rank])
+            ended, self.held[rank] = self.held[rank][:passed], self.held[rank][passed:]
+            self.progress[rank] += passed
+            self.discarded += [p for p in ended if p in self.dropped]
+            self.used += [p for p in ended if p not in self.dropped]
 
-    @rule(ahead=st.integers(0, 2), members=st.none() | st.sets(st.integers(0, RANKS - 1)))
-    def commit(self, ahead, members):
-        number = max(0, self.committed + ahead)
-        self.ledger.commit(number, members)
-        if number <= self.committed:
-            return
-        self.committed = number
-        for key in [key for key in self.rounds if key[1] <= number]:
-            self.settled += self.rounds.pop(key)
-        for key in [key for key in self.doubt if key[1] <= number]:
-            verdict = self.doubt.pop(key)
-            if members is not None and key[0] in members:
-                self.settled += verdict
+    @rule(rank=ranks, more=st.integers(1, 5))
+    def progress_beyond_what_a_rank_holds_is_refused(self, rank, more):
+        news = [0] * RANKS
+        news[rank] = self.progress[rank] + len(self.held[rank]) + more
+        with pytest.raises(PacelineError, match=f"Rank {rank} has brought in {news[rank]} samples, more than it was"):
+            self.ledger.settle(news)
 
-    @rule(rank=st.integers(0, RANKS - 1), data=st.data())
+    @rule(rank=ranks, data=st.data())
     def discard(self, rank, data):
-        chosen, ranges = self.some_of(data, rank)
-        self.ledger.discard(rank, ranges, "not a number")
-        self.leased[rank] -= chosen
-        self.settled += chosen
+        chosen = data.draw(st.sets(st.sampled_from(self.held[rank]))) if self.held[rank] else set()
+        self.ledger.discard(rank, [range(p, p + 1) for p in sorted(chosen)], "not a number")
+        self.dropped |= chosen
 
-    @rule(rank=st.integers(0, RANKS - 1), data=st.data())
-    def give_back(self, rank, data):
-        chosen, ranges = self.some_of(data, rank)
-        self.ledger.give_back(rank, ranges)
-        self.leased[rank] -= chosen
+    @precondition(lambda self: self.used)
+    @rule(rank=ranks, data=st.data())
+    def a_discard_that_progress_has_overtaken_only_moves_the_numbers(self, rank, data):
+        p = data.draw(st.sampled_from(self.used))
+        self.ledger.discard(rank, [range(p, p + 1)], "too late")
+        self.used.remove(p)
+        self.discarded.append(p)
 
-    @rule(rank=st.integers(0, RANKS - 1))
+    @rule(rank=ranks, data=st.data())
+    def give_back_from_the_tail(self, rank, data):
+        kept = data.draw(st.integers(0, len(self.held[rank])))
+        tail = self.held[rank][kept:]
+        self.ledger.give_back(rank, [range(p, p + 1) for p in tail])
+        del self.held[rank][kept:]
+        self.dropped -= set(tail)
+
+    @rule(rank=ranks)
     def release(self, rank):
         self.ledger.release(rank)
-        self.leased[rank].clear()
-        for key in [key for key in self.rounds if key[0] == rank]:
-            self.doubt.setdefault(key, set()).update(self.rounds.pop(key))
+        self.dropped -= set(self.held[rank])
+        self.held[rank] = []
 
-    @precondition(lambda self: self.settled)
-    @rule(rank=st.integers(0, RANKS - 1), data=st.data())
-    def settling_twice_is_refused(self, rank, data):
-        p = data.draw(st.sampled_from(sorted(self.settled)))
+    @rule(rank=ranks, data=st.data())
+    def what_a_rank_does_not_hold_it_cannot_give_back(self, rank, data):
+        strange = sorted(set(range(17 * 3)) - set(self.held[rank]))
+        p = data.draw(st.sampled_from(strange)) if strange else 17 * 3
         with pytest.raises(PacelineError, match="does not hold"):
-            self.ledger.contribute(rank, self.committed + 1, [range(p, p + 1)])
+            self.ledger.give_back(rank, [range(p, p + 1)])
 
     @invariant()
     def counts_agree(self):
-        assert len(self.settled) == len(set(self.settled)) == self.ledger.used + self.ledger.discarded
-        held = [*self.leased.values(), *self.rounds.values(), *self.doubt.values()]
-        assert self.ledger.leased == sum(map(len, held))
+        assert len(self.settled) == len(set(self.settled)) and positions(self.ledger.settled) == self.settled
+        assert (self.ledger.used, self.ledger.discarded) == (len(self.used), len(self.discarded))
+        assert self.ledger.leased == sum(map(len, self.held))
         assert self.ledger.remaining == 17 * 3 - len(self.settled)
-        early = [p for (_, number), ps in self.rounds.items() if number <= self.committed + 1 for p in ps]
-        assert sorted(positions(self.ledger.snapshot(self.committed + 1))) == sorted([*self.settled, *early])
+        assert self.ledger.complete == (self.ledger.remaining == 0)
 
     def teardown(self):
         for rank in range(RANKS):
             self.release(rank)
-        self.commit(3, None)
-        while not self.ledger.complete:
-            self.ledger.contribute(0, self.committed + 1, self.ledger.lease(0, 9))
-            self.ledger.commit(self.committed + 1)
-            self.committed += 1
-        assert positions(self.ledger.snapshot(0)) == list(range(17 * 3))
-        assert self.ledger.used + self.ledger.discarded == 17 * 3
+        while got := self.ledger.lease(0, 9):
+            self.used += positions(got)
+            self.progress[0] += len(positions(got))
+            self.ledger.settle(self.progress[:1])
+        self.counts_agree()
+        assert self.settled == list(range(17 * 3)) and self.ledger.complete
+        assert self.ledger.settled == [range(17 * 3)] and self.ledger.pieces == 1
 
 
 AnyInterleaving.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -141,13 +143,26 @@ def test_work_given_back_goes_out_first_and_whole():
 
 
 def test_an_endless_run_keeps_little_memory():
-    ledger = Ledger(samples=10, epochs=None, micro_batch=4, workers=2)
+    ledger, progress = Ledger(samples=10, epochs=None, micro_batch=4, workers=2), [0, 0]
     for number in range(3000):
         for rank in (0, 1):
-            ledger.contribute(rank, number, ledger.lease(rank, 2))
-        ledger.commit(number)
-        assert ledger.pieces <= 4
-    assert ledger.remaining is None and not ledger.complete and ledger.used > 30_000
+            got = ledger.lease(rank, 2)
+            progress[rank] += len(positions(got))
+            if number % 7 == 0:
+                ledger.discard(rank, got, "not a number")
+        ledger.settle(progress)
+        assert ledger.pieces <= 2  # all before is settled, all behind is free
+    assert ledger.remaining is None and not ledger.complete
+    assert ledger.discarded > 5_000 and ledger.used + ledger.discarded == sum(progress) > 30_000
+
+
+def test_a_slow_rank_costs_an_endless_run_no_memory_but_its_own_leases():
+    ledger, progress = Ledger(samples=100, epochs=None, micro_batch=4, workers=2), [0, 0]
+    ledger.lease(1, 3)
+    for _ in range(2000):
+        progress[0] += len(positions(ledger.lease(0, 2)))
+        ledger.settle(progress)
+        assert ledger.pieces <= 2 + 3
 
 
 def test_a_checkpoint_is_taken_up():
@@ -159,25 +174,78 @@ def test_a_checkpoint_is_taken_up():
         Ledger(samples=2, epochs=1, micro_batch=1, workers=1, used=[range(5)])
 
 
-def test_a_dead_ranks_round_waits_for_the_verdict():
-    for members, expected in (((0, 1), 4), ((0,), 0), (None, 0)):
-        ledger = Ledger(samples=8, epochs=1, micro_batch=4, workers=1)
-        ledger.contribute(1, 0, ledger.lease(1, 1))
-        ledger.release(1)
-        assert ledger.lease(0, 1) == [range(4, 8)] and ledger.lease(0, 1) == []
-        ledger.commit(0, members)
-        assert ledger.used == expected
-
-
-def test_a_repeated_round_may_contribute_the_same_again():
-    ledger = Ledger(samples=8, epochs=1, micro_batch=4, workers=1)
-    leases = ledger.lease(0, 1)
-    ledger.contribute(0, 0, leases)
-    ledger.contribute(0, 1, leases)
-    ledger.commit(0)
-    assert ledger.used == 0
-    ledger.commit(1)
+def test_what_the_peers_of_a_dead_rank_have_applied_stays_used_and_the_rest_goes_out_again():
+    ledger = Ledger(samples=16, epochs=1, micro_batch=4, workers=1)
+    assert ledger.lease(1, 2) == [range(4), range(4, 8)]
+    ledger.settle([0, 4])
+    ledger.release(1)
+    assert ledger.used == 4 and positions(ledger.lease(0, 9)) == [4, 5, 6, 7, 8, 9, 10, 11]
+    ledger.settle([0, 4])  # its peers still tell what it had done
     assert ledger.used == 4
+
+
+def test_news_that_would_use_a_dead_ranks_samples_twice_is_refused():
+    ledger = Ledger(samples=16, epochs=1, micro_batch=4, workers=1)
+    ledger.lease(1, 2)
+    ledger.settle([0, 4])
+    ledger.release(1)
+    with pytest.raises(PacelineError, match=r"Rank 1 has brought in 8 samples.*used twice"):
+        ledger.settle([0, 8])
+    assert ledger.used == 4
+
+
+def test_progress_may_end_within_a_micro_batch():
+    ledger = Ledger(samples=8, epochs=1, micro_batch=4, workers=1)
+    ledger.lease(0, 1)
+    ledger.settle([3])
+    assert (ledger.settled, ledger.leased, ledger.used) == ([range(3)], 1, 3)
+    ledger.settle([4])
+    assert (ledger.settled, ledger.leased, ledger.used) == ([range(4)], 0, 4)
+
+
+def test_progress_of_a_rank_that_never_leased_is_refused():
+    with pytest.raises(PacelineError, match="Rank 1 has brought in 1 samples, more than it was given"):
+        Ledger(samples=8, epochs=1, micro_batch=4, workers=2).settle([0, 1])
+
+
+def test_discarded_samples_are_settled_when_progress_passes_them_and_never_before():
+    ledger = Ledger(samples=8, epochs=1, micro_batch=4, workers=1)
+    got = ledger.lease(0, 1)
+    ledger.discard(0, got, "not a number")
+    assert (ledger.discarded, ledger.leased) == (0, 4)
+    ledger.settle([4])
+    assert (ledger.discarded, ledger.used, ledger.settled) == (4, 0, [range(4)])
+
+
+def test_a_discarded_sample_of_a_dead_rank_gets_a_second_chance():
+    ledger = Ledger(samples=4, epochs=1, micro_batch=4, workers=1)
+    ledger.discard(1, ledger.lease(1, 1), "not a number")
+    ledger.release(1)
+    assert ledger.lease(0, 1) == [range(4)]
+    ledger.settle([4])
+    assert (ledger.used, ledger.discarded, ledger.complete) == (4, 0, True)
+
+
+def test_news_of_a_discard_may_be_overtaken_by_a_peers_news_of_the_progress():
+    """They travel on different connections, so no order between them is certain."""
+    ledger = Ledger(samples=8, epochs=1, micro_batch=4, workers=1)
+    first, second = ledger.lease(0, 1) + ledger.lease(0, 1)
+    ledger.settle([4])
+    ledger.discard(0, [first, second], "not a number")
+    assert (ledger.used, ledger.discarded, ledger.leased) == (0, 4, 4)
+    ledger.settle([8])
+    assert ledger.counters == {"leased": 0, "used": 0, "discarded": 8, "remaining": 0, "complete": True}
+
+
+def test_giving_back_keeps_the_order_of_what_is_left():
+    ledger = Ledger(samples=100, epochs=1, micro_batch=4, workers=1)
+    ledger.lease(0, 4)
+    ledger.give_back(0, [range(4, 8), range(14, 16)])
+    assert ledger.lease(1, 1) == [range(4, 8)]
+    ledger.settle([8])
+    assert ledger.settled == [range(4), range(8, 12)]
+    ledger.settle([10])
+    assert ledger.settled == [range(4), range(8, 14)] and ledger.leased == 4
 
 
 def test_the_same_range_twice_in_one_call_is_refused():
@@ -185,12 +253,6 @@ def test_the_same_range_twice_in_one_call_is_refused():
     ledger.lease(0, 1)
     with pytest.raises(PacelineError, match="twice"):
         ledger.discard(0, [range(2), range(1, 3)], "test")
-
-
-def test_reported():
-    ledger = Ledger(samples=8, epochs=1, micro_batch=4, workers=2)
-    ledger.contribute(0, 3, [])
-    assert ledger.reported(3, [0]) and not ledger.reported(4, [0]) and not ledger.reported(3, [0, 1])
 
 
 def test_the_order_is_a_permutation_that_seed_and_epoch_decide():

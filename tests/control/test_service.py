@@ -164,20 +164,151 @@ def test_keys_wait_for_their_value():
             one.store_add("a", 1)
 
 
-def test_a_snapshot_waits_for_everybodys_report():
-    with cluster(2) as (_, (one, two)), ThreadPoolExecutor(1) as pool:
-        for client in (one, two):
-            client.open_ledger(100, 1, 10)
-        mine, _ = one.lease(1).result()
-        one.contribute(0, mine)
-        one.commit(0)
-        snapshot = pool.submit(one.snapshot, 0)
-        assert one.status()["ledger"]["used"] == 10 and not snapshot.done()
-        theirs, _ = two.lease(1).result()
-        two.contribute(0, theirs)
-        assert snapshot.result() == [range(20)]
-        with pytest.raises(PacelineError, match="Not every rank has said in time"):
-            one.snapshot(1, timeout=0.01)
+@contextlib.contextmanager
+def with_data(world_size, samples=100, micro_batch=10, **options):
+    with cluster(world_size, **options) as (service, clients):
+        for client in clients:
+            client.open_ledger(samples, 1, micro_batch)
+        yield service, clients
+
+
+def leased(client, micro_batches=1):
+    """What the service has to give, after everything that this client has told it before."""
+    return client.lease(micro_batches).result()[0]
+
+
+def lose(client, survivors):
+    """Close the client's connection; returns when all survivors know."""
+    client.close()
+    until(lambda: all(client.rank in survivor.lost for survivor in survivors))
+
+
+def test_a_snapshot_settles_the_progress_and_tells_all_that_is_settled():
+    with with_data(2) as (_, (one, two)):
+        assert leased(one) == [range(10)] and leased(two) == [range(10, 20)] and leased(one) == [range(20, 30)]
+        assert one.snapshot([10, 0]) == [range(10)]
+        assert one.snapshot([10, 10]) == [range(20)]
+        assert two.snapshot([0, 0]) == [range(20)]  # what is settled stays settled
+        with pytest.raises(PacelineError, match="Rank 1 has brought in 20 samples, more than it was given"):
+            two.snapshot([10, 20])
+
+
+def test_progress_travels_with_the_heartbeat():
+    with with_data(1, heartbeat_timeout=4.0) as (service, (client,)):
+        leased(client)
+        client.report_progress([10])
+        until(lambda: service.status()["ledger"]["used"] == 10)
+
+
+def test_a_heartbeat_never_tells_old_progress_with_a_newer_generation():
+    """That would free the samples of a lost rank that the newer progress calls used."""
+    seen = []
+
+    class Watched(ControlClient):
+        """Notes, on the thread of the heart, whether both numbers are read as of one moment."""
+
+        @property
+        def _adopted(self):
+            if threading.current_thread().name.endswith("_keep_alive"):
+                seen.append(self._lock.locked())
+            return 0
+
+        @_adopted.setter
+        def _adopted(self, generation):
+            pass
+
+    with ControlService(1, SECRET, heartbeat_timeout=1.0) as service, Watched(service.address, SECRET, 0) as client:
+        client.report_progress([0])
+        until(lambda: seen)
+        assert all(seen) and client.generation == 0
+
+
+def test_progress_told_by_a_heart_that_beats_after_the_farewell_is_no_matter():
+    with with_data(1) as (service, (client,)):
+        leased(client)
+        client.leave()
+        client.report_progress([10], now=True)
+        assert client.status()["ledger"]["used"] == 0  # nor does it settle anything
+        client.status()
+        assert client._refusal is None and service.status()["left"] == [0]
+
+
+def test_a_lost_ranks_leases_go_out_again_after_every_survivor_has_spoken():
+    with with_data(3, samples=20) as (_, (one, two, three)):
+        assert leased(three) == [range(10)] and leased(three) == [range(10, 20)]
+        lose(three, [one, two])
+        assert leased(one) == []
+        one.report_progress([0, 0, 10], now=True)  # one round with the lost rank was applied
+        assert leased(one) == []
+        two._tell("progress", {"samples": [0, 0, 0], "generation": 0})  # on its way before the loss was known
+        assert leased(two) == []
+        two.report_progress([0, 0, 0])  # only the heart will tell it, without a word about the loss
+        assert leased(two) == []
+        two.report_progress([0, 0, 10], now=True)
+        assert leased(two) == [range(10, 20)] and leased(one) == []
+        counters = one.status()["ledger"]
+        assert (counters["used"], counters["leased"]) == (10, 10)
+
+
+def test_the_last_witness_to_speak_knows_more_than_the_first():
+    with with_data(3, samples=20) as (_, (one, two, three)):
+        leased(three, 9), leased(three, 9)
+        lose(three, [one, two])
+        one.report_progress([0, 0, 0], now=True)
+        one.status()
+        two.report_progress([0, 0, 20], now=True)
+        assert leased(two) == [] and two.status()["ledger"]["complete"]
+
+
+def test_a_survivor_that_is_lost_itself_is_not_waited_for():
+    with with_data(3, samples=30) as (_, (one, two, three)):
+        assert leased(three) == [range(10)] and leased(two) == [range(10, 20)] and leased(two) == [range(20, 30)]
+        lose(three, [one, two])
+        one.report_progress([0, 0, 10], now=True)
+        assert leased(one) == []
+        lose(two, [one])
+        assert leased(one) == []
+        one.report_progress([0, 10, 10], now=True)
+        assert leased(one) == [range(20, 30)]
+
+
+def test_a_survivor_that_leaves_has_told_all():
+    with with_data(3, samples=20) as (_, (one, two, three)):
+        leased(three), leased(three)
+        lose(three, [one, two])
+        one.report_progress([0, 0, 10], now=True)
+        assert leased(one) == []
+        two.leave()
+        assert leased(one) == [range(10, 20)]
+
+
+def test_who_leaves_gives_everything_back_at_once():
+    with with_data(2, samples=20) as (_, (one, two)):
+        leased(two), leased(two)
+        two.report_progress([0, 10], now=True)
+        two.leave()
+        assert leased(one) == [range(10, 20)] and one.status()["ledger"]["used"] == 10
+
+
+def test_who_leaves_with_an_error_is_in_doubt_like_any_lost_rank():
+    with with_data(2, samples=20) as (_, (one, two)):
+        leased(two), leased(two)
+        two.leave("ValueError: bad data")
+        assert leased(one) == []
+        until(lambda: one.lost)
+        one.report_progress([0, 10], now=True)
+        assert leased(one) == [range(10, 20)]
+
+
+def test_a_better_reason_for_a_loss_frees_nothing_twice():
+    with with_data(2, samples=20) as (service, (one, two)):
+        assert leased(two) == [range(10)]
+        lose(two, [one])
+        one.report_progress([0, 0], now=True)
+        assert leased(one) == [range(10)]
+        service.report_exit(1, "killed by SIGKILL")
+        one.report_progress([0, 0], now=True)
+        assert leased(one) == [range(10, 20)] and leased(one) == []
 
 
 def test_the_ledger_must_be_the_same_everywhere():
@@ -192,11 +323,25 @@ def test_the_ledger_must_be_the_same_everywhere():
 def test_refused_news_raises_at_the_next_call():
     with cluster(1) as (_, (client,)):
         client.open_ledger(100, 1, 10)
-        client.contribute(0, [range(10)])
+        client.discard([range(10)], "not a number")
         until(lambda: client._refusal)
-        with pytest.raises(PacelineError, match="Rank 0 wants to contribute positions 0 to 10, which it does not hold"):
+        with pytest.raises(PacelineError, match=r"wants to discard \(not a number\) positions 0 to 10, which"):
+            client.status()
+        client.report_progress([10], now=True)
+        until(lambda: client._refusal)
+        with pytest.raises(PacelineError, match="Rank 0 has brought in 10 samples, more than it was given"):
             client.status()
         client.status()
+
+
+def test_giving_back_is_answered_so_that_others_can_lease_it():
+    with with_data(2, samples=10) as (_, (one, two)):
+        got = leased(one)
+        assert leased(two) == []
+        one.give_back(got)
+        assert leased(two) == got
+        with pytest.raises(PacelineError, match="Rank 0 wants to give back positions 0 to 10, which it does not hold"):
+            one.give_back(got)
 
 
 def test_who_is_no_rank_gets_no_samples():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.control.messages import SCHEMAS, complaint
+from paceline.control.messages import SCHEMAS, complaint, to_ranges, to_spans
 from paceline.control.wire import HEADER_BYTES, METADATA_LIMIT, Frame, WireError, encode, read_frame
 
 LIMIT = 2**20
@@ -107,8 +107,19 @@ def test_buffers_that_do_not_add_up_are_refused_before_memory_is_taken():
         ("signal", {"round": -1}),
         ("signal", {"round": 2**70}),
         ("signal", []),
-        ("contribute", {"round": 1, "ranges": [[5, 5]]}),
-        ("contribute", {"round": 1, "ranges": [[1, 2, 3]]}),
+        ("contribute", {"round": 1, "ranges": [[5, 6]]}),
+        ("commit", {"round": 1, "members": None}),
+        ("give_back", {"ranges": [[5, 5]]}),
+        ("give_back", {"ranges": [[1, 2, 3]]}),
+        ("discard", {"ranges": [[5, 6]], "reason": None}),
+        ("progress", {"samples": [1, 2]}),
+        ("progress", {"samples": [1, -2], "generation": 0}),
+        ("progress", {"samples": [1, 2.0], "generation": 0}),
+        ("progress", {"samples": [1, True], "generation": 0}),
+        ("progress", {"samples": None, "generation": 0}),
+        ("progress", {"samples": [1, 2], "generation": -1}),
+        ("snapshot", {"samples": {"0": 1}}),
+        ("snapshot", {"samples": [1], "timeout": 1.0}),
         ("store_wait", {"keys": ["a", 1], "timeout": 1.0}),
         ("store_wait", {"keys": ["a"], "timeout": float("nan")}),
         ("hello", {"rank": 0, "description": {"parameters": [["w", "shape", "float32"]]}, "mailbox": None}),
@@ -119,6 +130,28 @@ def test_what_the_table_does_not_allow_is_refused(kind, metadata):
     assert complaint(kind, metadata)
     with pytest.raises(WireError):
         encode(Frame(kind, metadata))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata"),
+    [
+        ("progress", {"samples": [0, 2**62], "generation": 3}),
+        ("progress", {"samples": [], "generation": 0}),
+        ("snapshot", {"samples": [7, 8, 9]}),
+        ("discard", {"ranges": [[5, 6]], "reason": "not a number"}),
+        ("give_back", {"ranges": []}),
+        ("ranges", {"ranges": [[0, 1], [4, 9]]}),
+        ("open_ledger", {"samples": 10, "epochs": None, "micro_batch": 2, "used": [[0, 4]]}),
+    ],
+)
+def test_what_the_table_allows_survives_the_wire(kind, metadata):
+    assert not complaint(kind, metadata)
+    assert from_bytes(to_bytes(Frame(kind, metadata))).metadata == metadata
+
+
+@given(st.lists(st.lists(st.integers(0, 2**40), min_size=2, max_size=2).map(sorted).filter(lambda s: s[0] < s[1])))
+def test_ranges_survive_as_spans(spans):
+    assert to_spans(to_ranges(spans)) == spans and not complaint("ranges", {"ranges": spans})
 
 
 def test_deeply_nested_metadata_is_refused():

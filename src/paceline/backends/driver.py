@@ -13,6 +13,7 @@ from paceline.node import NEXT_GRADIENT, Gradient, Node, Work
 from paceline.strategies.strategy import Strategy
 
 T = TypeVar("T")
+LOOK_AROUND_SECONDS = 0.25  # how soon a rank that waits notices that another is lost
 
 
 class WaitableWork(Work[T]):
@@ -41,6 +42,10 @@ class DrivenNode(Node):
     @abstractmethod
     def await_any(self, seconds: float) -> None:
         """Block until something in flight here arrives, or for so long."""
+
+    @abstractmethod
+    def look_around(self) -> None:
+        """Raise if what is waited for can never come."""
 
     @abstractmethod
     def now(self) -> float:
@@ -87,6 +92,7 @@ class Driver:
                 return
             assert isinstance(asked, WaitableWork), "a strategy may await only what its node gave it"
             began = self._node.now()
-            asked.wait()
+            while not asked.wait(LOOK_AROUND_SECONDS):
+                self._node.look_around()
             self._node.waited(asked, began)
             answer = None

@@ -116,6 +116,7 @@ class ProcessNode(DrivenNode):
             self._finished = not gradient.working
             self.progress = [before + int(more) for before, more in zip(self.progress, gradient.settled, strict=True)]
             self._control.report_progress(self.progress)
+            self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
             self._recorder.write(
                 "applied",
                 self.rank,
@@ -182,10 +183,13 @@ class ProcessNode(DrivenNode):
             )
             self._recorder.write("warning", self.rank, self._now(), text=text)
 
-    def discard(self, samples: list[range], reason: str) -> None:
-        """These samples were computed and are not used; the next gradient settles them."""
+    def discard(self, began: float, samples: list[range], reason: str) -> None:
+        """These samples were computed since `began` and are not used; the next gradient settles them."""
+        count = sum(map(len, samples))
+        self._recorder.write("compute", self.rank, began, end=self._now(), samples=count)
+        self.samples_computed += count
         self._discarded += samples
-        self._account_discard(samples, sum(map(len, samples)), reason)
+        self._account_discard(samples, count, reason)
 
     def _account_discard(self, samples: list[range], count: int, reason: str) -> None:
         self._control.discard(samples, reason)
@@ -227,6 +231,9 @@ class ProcessNode(DrivenNode):
             self._in_flight[0].wait(seconds)
         else:
             time.sleep(min(seconds, 0.001))  # nothing to wait for, and nothing to compute: do not take the core
+        self.look_around()
+
+    def look_around(self) -> None:
         self._check_peers(0.0)
 
     def waited(self, work: Work[object], began: float) -> None:

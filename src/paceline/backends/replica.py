@@ -97,6 +97,7 @@ class Replica:
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
+        self.drop_gradients()  # of whatever the model was used for before
 
     def describe(self) -> list[list[object]]:
         """Name, shape and dtype of every parameter: what ranks compare before they add anything up."""
@@ -112,10 +113,15 @@ class Replica:
         for parameter in self._trained:
             parameter.grad = None
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether a backward pass has come since the gradients were dropped or taken."""
-        return any(parameter.grad is not None for parameter in self._trained)
+    def gradients_mark(self) -> list[tuple[Tensor, int]]:
+        """Which gradients are there, and how often each was written; see `written_since`."""
+        return [(p.grad, p.grad._version) for p in self._trained if p.grad is not None]
+
+    def written_since(self, mark: list[tuple[Tensor, int]]) -> bool:
+        """Whether a backward pass has come since the mark was taken."""
+        now = self.gradients_mark()
+        same = len(now) == len(mark) and all(a is b and i == j for (a, i), (b, j) in zip(now, mark, strict=True))
+        return not same
 
     def take_gradients(self, count: int, samples: list[range]) -> Gradient:
         """What the backward pass has just left: a mean over `count` samples."""

@@ -7,7 +7,6 @@ When the service refuses such news, the next call raises its error.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -109,7 +108,7 @@ class ControlClient:
 
     def report(self, metrics: Metadata) -> None:
         """Small numbers and texts about this rank; the next heartbeat carries them, and `status` shows them."""
-        self._metrics = json.loads(json.dumps(metrics))  # what JSON cannot carry fails here, not on a thread
+        self._metrics = metrics
 
     def signal(self, round_number: int) -> None:
         """Tell every rank that the round is over."""
@@ -158,8 +157,8 @@ class ControlClient:
         self._tell("discard", {"ranges": to_spans(ranges), "reason": reason})
 
     def give_back(self, ranges: Iterable[range]) -> None:
-        """Leased, but not computed."""
-        self._tell("give_back", {"ranges": to_spans(ranges)})
+        """Leased, but not computed. After it others can lease it."""
+        self._ask("give_back", {"ranges": to_spans(ranges)})
 
     def snapshot(self, samples: Sequence[int]) -> list[range]:
         """What a checkpoint at this progress has settled."""
@@ -293,8 +292,9 @@ class ControlClient:
         while not self._closing.wait(self._beat):
             try:
                 self._connection.send(Frame("heartbeat", {"metrics": self._metrics}, generation=self.generation))
-                if self._progress:
+                with self._lock:  # both as of one moment: old progress with a new generation would free used samples
                     news = {"samples": self._progress, "generation": self._adopted}
+                if news["samples"]:
                     self._connection.send(Frame("progress", news, generation=self.generation))
             except OSError:
                 return  # the reading thread tells why

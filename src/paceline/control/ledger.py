@@ -180,9 +180,14 @@ class Ledger:
 
     def discard(self, rank: int, ranges: Iterable[range], reason: str) -> None:
         """Computed, but dropped (not a number, too late). They count in the rank's progress like all others; when
-        that passes them, they are settled as discarded and not handed out again."""
-        for part in self._held_by(rank, ranges, f"discard ({reason})"):
+        that passes them, they are settled as discarded and not handed out again. This news may be overtaken by a
+        peer's news of that progress: then only the numbers change."""
+        parts = list(ranges)
+        late = [part for part in parts if self._settled.covers(part)]
+        for part in self._held_by(rank, [part for part in parts if part not in late], f"discard ({reason})"):
             self._dropped.add(part)
+        self.used -= sum(map(len, late))
+        self.discarded += sum(map(len, late))
 
     def give_back(self, rank: int, ranges: Iterable[range]) -> None:
         """Not computed after all: others get it."""

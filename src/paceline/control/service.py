@@ -351,8 +351,9 @@ class ControlService:
         return Frame("leased", {"ranges": to_spans(leases), "complete": ledger.complete})
 
     def _progress(self, peer: _Peer, frame: Frame) -> Answer:
-        self._opened().settle(frame.metadata["samples"])
-        self._release(self._doubts.heard(self._member(peer), frame.metadata["generation"]))
+        if peer.rank is not None:  # a heartbeat may still tell it after the farewell
+            self._opened().settle(frame.metadata["samples"])
+            self._release(self._doubts.heard(peer.rank, frame.metadata["generation"]))
         return None
 
     def _discard(self, peer: _Peer, frame: Frame) -> Answer:
@@ -361,7 +362,7 @@ class ControlService:
 
     def _give_back(self, peer: _Peer, frame: Frame) -> Answer:
         self._opened().give_back(self._member(peer), to_ranges(frame.metadata["ranges"]))
-        return None
+        return DONE
 
     def _snapshot(self, peer: _Peer, frame: Frame) -> Answer:
         ledger = self._opened()

@@ -12,8 +12,9 @@ from paceline.simulator.network import Network
 from paceline.strategies import create
 
 BACKENDS = ("processes", "simulated")
-# What gloo shows between processes of one machine (see docs/design.md): the simulator's stand-in for the real thing.
-ONE_MACHINE = Network(latency=100e-6, bandwidth=1e9)
+# What gloo shows between four processes on two cores: 5.5 ms for ten thousand numbers, 12.6 ms for a million. It is
+# the simulator's stand-in for the real thing.
+ONE_MACHINE = Network(latency=0.9e-3, bandwidth=0.9e9)
 
 
 @dataclass(frozen=True, kw_only=True)

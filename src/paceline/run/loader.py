@@ -134,6 +134,11 @@ class Loader:
         self.epoch = positions.start // self.samples
         return batch
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether micro-batches were handed out and not yet stepped with or discarded."""
+        return bool(self._pending)
+
     def take_pending(self, keep_newest: bool = False) -> list[range]:
         """The positions of the micro-batches handed out since the last call; the newest may stay pending."""
         cut = max(0, len(self._pending) - keep_newest)

@@ -23,7 +23,7 @@ class RunOptimizer(torch.optim.Optimizer):
         inner: torch.optim.Optimizer,
         replica: Replica,
         give_gradient: Callable[[], None],
-        gradients_zeroed: Callable[[bool], None],
+        gradients_zeroed: Callable[[], None],
     ) -> None:
         # Deliberately without super().__init__(): groups, state and defaults are the inner optimizer's own.
         self.inner, self._replica = inner, replica
@@ -43,7 +43,7 @@ class RunOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients. A gradient that is not there counts as zero, so `set_to_none` makes no difference."""
-        self._gradients_zeroed(self._replica.has_gradients)
+        self._gradients_zeroed()
         self._replica.drop_gradients()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -120,13 +120,19 @@ class LearningRates:
         """Only plain numbers: what a manifest can hold."""
         if self._scheduler is None:
             return {}
-        return {
-            key: value
-            for key, value in self._scheduler.state_dict().items()
-            if isinstance(value, (int, float, str, list)) and not key.startswith("_get_lr")
-        }
+        return _plain(self._scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._scheduler is not None and state:
             self._scheduler.load_state_dict(state)
         self._agreed = self._present()
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """What comes back from JSON as it was, also of schedulers inside a scheduler. A table with numbers as keys
+    (milestones) would not; a scheduler is made with it anyway."""
+    return {
+        key: [_plain(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
+        for key, value in state.items()
+        if (value is None or isinstance(value, (int, float, str, list))) and not key.startswith("_get_lr")
+    }

@@ -14,6 +14,7 @@ from paceline.backends.collectives import Collectives
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
+from paceline.control.messages import to_ranges, to_spans
 from paceline.control.stock import LeaseStock
 from paceline.control.store import ControlStore
 from paceline.errors import PacelineError
@@ -81,10 +82,10 @@ class Rank:
                 remedy="Start again with run.resume() to go on from the last checkpoint.",
             )
 
-    def start_leasing(self, used: list[range]) -> None:
-        """Open the run's ledger and take the first leases."""
+    def start_leasing(self, used: list[list[int]]) -> None:
+        """Open the run's ledger, with the spans that a checkpoint had settled, and take the first leases."""
         loader = self._loader
-        self._control.open_ledger(loader.samples, loader.epochs, loader.micro_batch, used)
+        self._control.open_ledger(loader.samples, loader.epochs, loader.micro_batch, to_ranges(used))
         self._stock = LeaseStock(self._control)
         loader.start(self._stock.next_range)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
@@ -97,9 +98,9 @@ class Rank:
         if left_over:
             self._control.give_back(left_over)
 
-    def used_samples(self) -> list[range]:
-        """The samples that the parameters of the last applied round are the result of."""
-        return self._control.snapshot(self.node.progress)
+    def used_samples(self) -> list[list[int]]:
+        """The samples that the parameters of the last applied round are the result of, as spans for a manifest."""
+        return to_spans(self._control.snapshot(self.node.progress))
 
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""

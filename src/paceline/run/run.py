@@ -38,6 +38,9 @@ from paceline.strategies import Strategy, create
 
 log = logging.getLogger("paceline")
 IDLE_SLICE = 0.05  # how long a rank without data sleeps before it asks again whether leases came back
+# A rank that gives leases back holds the run open for so many rounds: the others may have looked for data just before,
+# and with a strategy that is one round late what they find shows two rounds later.
+ROUNDS_TO_LOOK = 3
 
 
 class Run:
@@ -71,6 +74,7 @@ class Run:
         self._resumed = Checkpoint()
         self._after_round: list[Callable[[], None]] = []
         self._buffers_averaged_at = -1
+        self._mark: list[tuple[Tensor, int]] = []
 
     # ---- where this rank is
 
@@ -247,15 +251,18 @@ class Run:
             )
         driver, loader, node = self._begin()
         while not driver.finished:
-            loader.fetched_at = node.now()
+            if not loader.has_pending:
+                loader.fetched_at = node.now()
             batch = loader.next_batch()
             if batch is None:
+                self._discard(loader.take_pending())  # no step will follow: the next gradients are not the loop's
+                node.replica.drop_gradients()
                 node.out_of_data = True
                 driver.give_nothing(IDLE_SLICE)
                 continue
             node.out_of_data = False
+            self._mark = node.replica.gradients_mark()
             yield batch
-        self._discard(loader.take_pending())
         self._average_buffers()
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
@@ -298,15 +305,17 @@ class Run:
         count = sum(len(positions) for positions in samples)
         self._driver.give(self.node.computed(self._loader.fetched_at, count, samples))
 
-    def _gradients_zeroed(self, after_backward: bool) -> None:
+    def _gradients_zeroed(self) -> None:
         """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been
         through its backward pass yet, all but that. GradScaler skips steps so, and so may the user."""
-        if self._loader is not None:
+        if self._loader is not None and self._loader.has_pending:
+            after_backward = self.node.replica.written_since(self._mark)
             self._discard(self._loader.take_pending(keep_newest=not after_backward))
 
     def _discard(self, unused: list[range]) -> None:
-        if unused:
-            self.node.discard(unused, "the loop made no step with it")
+        if unused and self._loader is not None:
+            self.node.discard(self._loader.fetched_at, unused, "the loop made no step with it")
+            self._loader.fetched_at = self.node.now()
 
     def _round_over(self, total: RoundTotal) -> None:
         assert self._rates is not None
@@ -322,12 +331,12 @@ class Run:
         """The loop was left early: give back what was not used, and take part without data until all are done."""
         assert self._driver is not None and self._loader is not None and self._rank is not None
         if not self._driver.finished:
-            self._discard(self._loader.take_pending())
-            self._rank.stop_leasing(self._loader.left_over())
-            self.node.out_of_data = True
+            self._rank.stop_leasing(self._loader.take_pending() + self._loader.left_over())
+            others_have_looked = self.node.rounds + ROUNDS_TO_LOOK
             while not self._driver.finished:
+                self.node.out_of_data = self.node.rounds >= others_have_looked
                 self._driver.give_nothing(IDLE_SLICE)
-            self._average_buffers()
+        self._average_buffers()
 
     def _average_buffers(self) -> None:
         """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""

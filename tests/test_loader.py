@@ -1,0 +1,211 @@
+"""The loader: what it refuses, and that it hands out exactly what it has leased, in that order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+import paceline
+from paceline.control.ledger import order
+from paceline.errors import PacelineError
+from paceline.run.loader import LeaseSampler, Loader, SharedOrder
+
+NUMBERS = TensorDataset(torch.arange(20))
+
+
+def loader_of(dataset=NUMBERS, micro_batch=4, epochs=1, seconds=None, seed=0, **options):
+    return Loader(dataset, micro_batch, epochs, seconds, seed, options)
+
+
+def leases(*parts):
+    """A stock that gives these and then nothing."""
+    iterator = iter(parts)
+    return lambda: next(iterator, None)
+
+
+# ---- arguments
+
+
+def test_a_dataset_shorter_than_a_micro_batch_is_refused():
+    with pytest.raises(PacelineError, match="20 samples, fewer than one micro-batch of 21"):
+        loader_of(micro_batch=21)
+    assert loader_of(micro_batch=20).samples == 20
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(PacelineError, match="0 samples"):
+        loader_of(TensorDataset(torch.empty(0)), micro_batch=1)
+
+
+def test_an_iterable_dataset_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(20))
+
+    for dataset in (Stream(), iter(range(20))):
+        with pytest.raises(PacelineError, match="not map-style"):
+            loader_of(dataset)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 8},
+        {"shuffle": True},
+        {"sampler": range(20)},
+        {"batch_sampler": [range(20)]},
+        {"drop_last": True},
+        {"generator": None},
+    ],
+)
+def test_what_the_loader_decides_itself_is_refused(options):
+    with pytest.raises(PacelineError, match=f"The loader decides {next(iter(options))} itself"):
+        loader_of(**options)
+
+
+def test_all_that_is_refused_is_named_at_once():
+    with pytest.raises(PacelineError, match="decides batch_size, shuffle itself"):
+        loader_of(shuffle=True, batch_size=8)
+
+
+def test_neither_epochs_nor_seconds_is_refused():
+    with pytest.raises(PacelineError, match="Neither epochs nor seconds is given"):
+        loader_of(epochs=None)
+    assert loader_of(epochs=None, seconds=1.0).epochs is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"micro_batch": 0},
+        {"micro_batch": -1},
+        {"epochs": 0},
+        {"epochs": -1},
+        {"seconds": 0.0},
+        {"seconds": -1.0},
+        {"seconds": float("nan")},
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(PacelineError, match="must be above zero"):
+        loader_of(**arguments)
+
+
+def test_iterating_before_the_optimizer_exists_is_refused(tmp_path):
+    with pytest.raises(PacelineError, match=r"before run.optimizer\(...\) was called"):
+        iter(loader_of())
+    with paceline.Run(out=tmp_path) as run:
+        loader = run.loader(NUMBERS, micro_batch=4, epochs=1)
+        with pytest.raises(PacelineError, match=r"before run.optimizer\(...\) was called"):
+            next(iter(loader))
+        with pytest.raises(PacelineError, match="A run has one loader"):
+            run.loader(NUMBERS, micro_batch=4, epochs=1)
+
+
+def test_options_reach_the_data_loader():
+    loader = loader_of(collate_fn=lambda rows: [int(number) for (number,) in rows])
+    loader.start(leases(range(3)))
+    assert loader.next_batch() == order(0, 0, 20)[:3].tolist()
+
+
+# ---- the order
+
+
+def test_every_epoch_has_an_order_of_its_own_that_covers_all():
+    shared = SharedOrder(seed=3, samples=20)
+    for epoch in (0, 1, 5, 4, 0):
+        indices = [
+            i for first in range(0, 20, 4) for i in shared.indices(range(epoch * 20 + first, epoch * 20 + first + 4))
+        ]
+        assert indices == order(3, epoch, 20).tolist()
+
+
+def test_few_epochs_are_kept():
+    shared = SharedOrder(seed=3, samples=4)
+    for epoch in range(50):
+        shared.indices(range(epoch * 4, epoch * 4 + 2))
+        assert len(shared._epochs) <= 2
+
+
+# ---- leases
+
+
+def test_the_sampler_remembers_what_it_took_in_order():
+    sampler = LeaseSampler(SharedOrder(0, 20))
+    assert list(sampler) == []  # before leases may be taken
+    sampler.next_range = leases(range(4, 8), range(2))
+    assert list(sampler) == [order(0, 0, 20)[4:8].tolist(), order(0, 0, 20)[:2].tolist()]
+    assert list(sampler.taken) == [range(4, 8), range(2)]
+
+
+def test_looking_ahead_loses_nothing_and_takes_only_one():
+    sampler = LeaseSampler(SharedOrder(0, 20))
+    sampler.next_range = leases(range(4), range(4, 8))
+    assert sampler.look_ahead() and sampler.look_ahead()
+    assert list(sampler) == [order(0, 0, 20)[:4].tolist(), order(0, 0, 20)[4:8].tolist()]
+    assert not sampler.look_ahead()
+
+
+def test_what_was_taken_and_never_handed_out_is_left_over_once():
+    sampler = LeaseSampler(SharedOrder(0, 20))
+    sampler.next_range = leases(range(4), range(4, 8), range(8, 12))
+    iterator = iter(sampler)
+    next(iterator), next(iterator)
+    sampler.look_ahead()
+    assert sampler.left_over() == [range(4), range(4, 8), range(8, 12)] and sampler.left_over() == []
+
+
+def test_batches_come_with_their_positions():
+    loader = loader_of(epochs=2)
+    loader.start(leases(range(4), range(24, 27)))
+    assert loader.next_batch()[0].tolist() == order(0, 0, 20)[:4].tolist() and loader.epoch == 0
+    assert loader.take_pending() == [range(4)] and loader.take_pending() == []
+    assert loader.next_batch()[0].tolist() == order(0, 1, 20)[4:7].tolist() and loader.epoch == 1
+    assert loader.take_pending() == [range(24, 27)]
+    assert loader.next_batch() is None and loader.next_batch() is None and not loader.has_pending
+
+
+def test_the_newest_may_stay_pending():
+    loader = loader_of()
+    loader.start(leases(range(4), range(4, 8), range(8, 12)))
+    assert loader.take_pending(keep_newest=True) == []
+    for _ in range(3):
+        loader.next_batch()
+    assert loader.take_pending(keep_newest=True) == [range(4), range(4, 8)] and loader.has_pending
+    assert loader.take_pending(keep_newest=True) == []
+    assert loader.take_pending() == [range(8, 12)] and not loader.has_pending
+
+
+def test_asking_again_finds_what_others_gave_back():
+    loader, free = loader_of(), []
+    loader.start(lambda: free.pop(0) if free else None)
+    assert loader.next_batch() is None
+    free.append(range(8, 12))
+    assert loader.next_batch()[0].tolist() == order(0, 0, 20)[8:12].tolist()
+    assert loader.next_batch() is None
+    free.append(range(12, 16))
+    assert loader.next_batch() is not None and loader.take_pending() == [range(8, 12), range(12, 16)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_fetched_ahead_is_left_over_in_the_order_of_leasing(workers):
+    parts = [range(first, first + 4) for first in range(0, 20, 4)]
+    loader = loader_of(num_workers=workers)
+    loader.start(leases(*parts))
+    for number in range(2):
+        assert loader.next_batch()[0].tolist() == order(0, 0, 20)[4 * number : 4 * number + 4].tolist()
+    left_over = loader.left_over()
+    assert loader.take_pending() == parts[:2] and left_over == parts[2 : 2 + len(left_over)]
+    assert bool(left_over) == bool(workers)
+
+
+def test_nothing_new_is_taken_after_the_time_is_over(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("paceline.run.loader.time.perf_counter", lambda: clock[0])
+    loader = loader_of(epochs=None, seconds=5.0)
+    loader.start(leases(range(4), range(4, 8), range(8, 12)))
+    clock[0] = 104.9
+    assert loader.next_batch() is not None
+    clock[0] = 105.0
+    assert loader.next_batch() is None

@@ -1,0 +1,382 @@
+"""A model on flat memory: what is taken, what travels, what is applied; number by number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.backends.replica import FlatSum, FreshGradient, Replica
+from paceline.errors import PacelineError
+from paceline.node import Gradient
+
+
+class Two(nn.Module):
+    """Two parameters whose gradients are what the test says."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=dtype))
+        self.vector = nn.Parameter(torch.tensor([5.0, 6.0, 7.0], dtype=dtype))
+
+
+def replica_of(model, rate=1.0, **options):
+    return Replica(model, torch.optim.SGD(model.parameters(), lr=rate), **options)
+
+
+def leave(model, matrix=None, vector=None):
+    """What a backward pass would leave."""
+    for parameter, value in ((model.matrix, matrix), (model.vector, vector)):
+        parameter.grad = None if value is None else torch.full_like(parameter, value)
+
+
+def taken(replica, count, matrix=None, vector=None):
+    leave(replica.model, matrix, vector)
+    return replica.take_gradients(count, [range(count)])
+
+
+def added_up(replica, *gradients):
+    """What an all-reduce of these ranks' contributions brings."""
+    contributions = [replica.contribution(gradient, working=True)[0] for gradient in gradients]
+    for other in contributions[1:]:
+        contributions[0].whole.add_(other.whole)
+    return replica.total(contributions[0])
+
+
+# ---- flat memory
+
+
+def test_flat_parameters_share_the_memory_of_the_models():
+    model = Two()
+    parameters = list(model.parameters())
+    replica = replica_of(model)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True)), "they keep their identity"
+    assert replica.parameters.tolist() == [1, 2, 3, 4, 5, 6, 7] and replica.size == 7
+    replica.parameters[3] = 9.0
+    model.vector.data[0] = -1.0
+    assert model.matrix[1, 1] == 9.0 and replica.parameters[4] == -1.0
+
+
+def test_only_what_the_optimizer_moves_is_flat():
+    model = Two()
+    replica = Replica(model, torch.optim.SGD([model.vector], lr=1.0))
+    assert replica.parameters.tolist() == [5, 6, 7] and replica.describe() == [["vector", [3], "float32"]]
+    frozen = Two()
+    frozen.matrix.requires_grad_(False)
+    assert replica_of(frozen).names == ["vector"]
+
+
+def test_the_description_names_shapes_and_dtypes():
+    described = replica_of(Two(torch.bfloat16)).describe()
+    assert described == [["matrix", [2, 2], "bfloat16"], ["vector", [3], "bfloat16"]]
+
+
+def test_tied_parameters_lie_in_the_buffer_once():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    replica = replica_of(model)
+    assert replica.size == 4 and model[1].weight.data_ptr() == replica.parameters.data_ptr()
+
+
+def test_parameters_that_are_not_the_models_are_refused():
+    model = Two()
+    with pytest.raises(PacelineError, match=r"2 parameter\(s\) that are not the model's"):
+        Replica(model, torch.optim.SGD(Two().parameters(), lr=1.0))
+    with pytest.raises(PacelineError, match=r"1 parameter\(s\) that are not the model's"):
+        Replica(model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=1.0))
+
+
+def test_an_optimizer_with_nothing_to_train_is_refused():
+    model = Two().requires_grad_(False)
+    with pytest.raises(PacelineError, match="no parameter of the model that requires a gradient"):
+        replica_of(model)
+
+
+def test_mixed_dtypes_are_refused():
+    model = Two()
+    model.vector = nn.Parameter(model.vector.data.bfloat16())
+    with pytest.raises(PacelineError, match=r"different kinds: torch.bfloat16 on cpu, torch.float32 on cpu"):
+        replica_of(model)
+
+
+# ---- a micro-batch
+
+
+def test_taking_gradients_empties_them_and_copies_nothing():
+    model = Two()
+    replica = replica_of(model)
+    leave(model, 1.0, 2.0)
+    left = model.matrix.grad
+    gradient = replica.take_gradients(4, [range(4)])
+    assert model.matrix.grad is None and model.vector.grad is None
+    assert gradient.values.parts[0] is left and (gradient.count, gradient.samples) == (4, [range(4)])
+
+
+def test_a_backward_pass_since_the_mark_is_seen():
+    model = Two()
+    replica = replica_of(model)
+    mark = replica.gradients_mark()
+    assert not replica.written_since(mark)
+    model.matrix.sum().backward()
+    first = replica.gradients_mark()
+    assert replica.written_since(mark) and not replica.written_since(first)
+    model.matrix.sum().backward()  # adds to the gradient that is there
+    second = replica.gradients_mark()
+    assert replica.written_since(first)
+    model.vector.sum().backward()
+    assert replica.written_since(second)
+    third = replica.gradients_mark()
+    replica.drop_gradients()
+    model.matrix.sum().backward()
+    model.vector.sum().backward()
+    assert replica.written_since(third)
+
+
+def test_what_the_model_was_used_for_before_is_forgotten():
+    model = Two()
+    leave(model, 1.0, 1.0)
+    assert replica_of(model).gradients_mark() == [] and model.matrix.grad is None
+
+
+def test_a_contribution_is_the_sum_over_the_samples_and_their_count():
+    replica = replica_of(Two(), extra=2)
+    flat, sound = replica.contribution(taken(replica, 3, 1.5, -2.0), working=True, extra=[8.0, 0.5])
+    assert sound and flat.sums.tolist() == [4.5] * 4 + [-6.0] * 3
+    assert flat.trailer.tolist() == [3.0, 1.0, 8.0, 0.5] and len(flat.whole) == 7 + 4
+    together, working, extra = replica.total(flat)
+    assert (together.count, working, extra) == (3, True, [8.0, 0.5])
+
+
+def test_a_sum_of_micro_batches_weighs_each_by_its_count():
+    replica = replica_of(Two())
+    batch = taken(replica, 2, 1.0, 10.0)
+    batch += taken(replica, 3, 2.0, 20.0)
+    batch += taken(replica, 1, 0.5, None)
+    assert isinstance(batch.values, FlatSum) and batch.count == 6
+    assert batch.values.sums.tolist() == [2.0 + 6.0 + 0.5] * 4 + [20.0 + 60.0] * 3
+
+
+def test_two_sums_add_up():
+    replica = replica_of(Two())
+    one, other = taken(replica, 1, 1.0, 1.0), taken(replica, 2, 4.0, 0.25)
+    one += taken(replica, 1, 2.0, 3.0)
+    other += taken(replica, 1, 1.0, 1.0)
+    one += other
+    assert one.values.sums.tolist() == [12.0] * 4 + [5.5] * 3 and one.count == 5
+
+
+def test_unused_parameters_count_zero_even_in_used_memory():
+    model = Two()
+    replica = replica_of(model)
+    replica.apply(added_up(replica, taken(replica, 1, 100.0, 100.0))[0])  # its memory comes again
+    before = replica.parameters.clone()
+    replica.apply(added_up(replica, taken(replica, 2, 1.0, None))[0])
+    assert (before - replica.parameters).tolist() == [1.0] * 4 + [0.0] * 3
+    replica.apply(added_up(replica, taken(replica, 1, None, 1.0), taken(replica, 3, None, None))[0])
+    assert (before - replica.parameters).tolist() == [1.0] * 4 + [0.25] * 3
+
+
+def test_sparse_gradients_of_an_embedding_become_dense():
+    model = nn.Embedding(4, 2, sparse=True)
+    replica = replica_of(model)
+    model(torch.tensor([1, 3, 1])).sum().backward()
+    assert model.weight.grad.is_sparse
+    gradient = replica.take_gradients(3, [range(3)])
+    flat, sound = replica.contribution(gradient, working=True)
+    assert sound and flat.views[0].tolist() == [[0, 0], [6, 6], [0, 0], [3, 3]]
+    before = model.weight.detach().clone()
+    replica.apply(replica.total(flat)[0])
+    assert torch.allclose(before - model.weight.detach(), torch.tensor([[0.0, 0], [2, 2], [0, 0], [1, 1]]))
+
+
+# ---- a round
+
+
+def test_the_mean_of_two_contributions_is_exact():
+    model = Two()
+    replica = replica_of(model)
+    total, working, extra = added_up(replica, taken(replica, 3, 1.0, 2.0), taken(replica, 1, 5.0, -2.0))
+    assert (total.count, working, extra) == (4, True, [])
+    before = replica.parameters.clone()
+    replica.apply(total)
+    assert (before - replica.parameters).tolist() == [2.0] * 4 + [1.0] * 3
+    assert model.matrix.grad is None and model.vector.grad is None
+
+
+def test_a_step_equals_the_one_over_the_whole_batch():
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(12, 3, dtype=torch.float64), torch.randn(12, 2, dtype=torch.float64)
+    model, plain = nn.Linear(3, 2, dtype=torch.float64), nn.Linear(3, 2, dtype=torch.float64)
+    plain.load_state_dict(model.state_dict())
+    replica = Replica(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        parts = []
+        for part in (slice(0, 2), slice(2, 7), slice(7, 12)):
+            nn.functional.mse_loss(model(inputs[part]), targets[part]).backward()
+            parts.append(replica.take_gradients(part.stop - part.start, []))
+        parts[0] += parts.pop()
+        replica.apply(added_up(replica, *parts)[0])
+        optimizer.zero_grad()
+        nn.functional.mse_loss(plain(inputs), targets).backward()
+        optimizer.step()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_clipping_comes_after_the_aggregation():
+    """Two ranks pull in opposite directions: clipped one by one their mean would be another."""
+    model = Two()
+    replica = replica_of(model, clip_norm=1.0)
+    before = replica.parameters.clone()
+    total, _, _ = added_up(replica, taken(replica, 1, 100.0, 0.0), taken(replica, 1, -98.0, 0.0))
+    replica.apply(total)  # the mean is 1 in four places: a norm of 2
+    torch.testing.assert_close(before - replica.parameters, torch.tensor([0.5] * 4 + [0.0] * 3), rtol=1e-5, atol=0)
+
+
+def test_a_gradient_below_the_norm_is_not_stretched():
+    replica = replica_of(Two(), clip_norm=100.0)
+    before = replica.parameters.clone()
+    replica.apply(added_up(replica, taken(replica, 2, 1.0, 0.5))[0])
+    assert (before - replica.parameters).tolist() == [1.0] * 4 + [0.5] * 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_contribution_is_replaced_by_an_empty_one(bad):
+    model = Two()
+    replica = replica_of(model, extra=1)
+    gradient = taken(replica, 3, 1.0, bad)
+    gradient += taken(replica, 2, 1.0, 1.0)
+    flat, sound = replica.contribution(gradient, working=True, extra=[7.0])
+    assert not sound and not flat.sums.any()
+    assert flat.trailer.tolist() == [0.0, 1.0, 7.0], "the rest of the news still travels"
+
+
+def test_infinities_that_cancel_are_found_too():
+    model = Two()
+    replica = replica_of(model)
+    model.matrix.grad = torch.tensor([[math.inf, -math.inf], [0.0, 0.0]])
+    assert not replica.contribution(replica.take_gradients(1, []), working=True)[1]
+
+
+def test_an_unsound_contribution_changes_nobodys_mean():
+    replica = replica_of(Two())
+    total, _, _ = added_up(replica, taken(replica, 2, 1.0, 2.0), taken(replica, 5, math.nan, 1.0))
+    before = replica.parameters.clone()
+    assert total.count == 2
+    replica.apply(total)
+    assert (before - replica.parameters).tolist() == [1.0] * 4 + [2.0] * 3
+
+
+def test_a_round_of_empty_contributions_makes_no_step():
+    model = Two()
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.1))
+    before = replica.parameters.clone()
+    flat, sound = replica.contribution(Gradient(None, 0), working=False)
+    total, working, _ = replica.total(flat)
+    assert sound and not working and total.count == 0
+    replica.apply(total)
+    replica.apply(Gradient(None, 0))
+    assert torch.equal(before, replica.parameters) and not replica.optimizer.state
+
+
+def test_an_empty_contribution_in_used_memory_is_empty():
+    replica = replica_of(Two())
+    replica.apply(added_up(replica, taken(replica, 1, 100.0, 100.0))[0])
+    flat, _ = replica.contribution(Gradient(None, 0), working=False)
+    assert not flat.whole.any()
+
+
+def test_somebody_working_is_enough():
+    replica = replica_of(Two())
+    done, busy = (replica.contribution(Gradient(None, 0), working=working)[0] for working in (False, True))
+    done.whole.add_(busy.whole)
+    assert replica.total(done)[1]
+
+
+def test_a_bfloat16_model_sums_in_float32():
+    model = Two(torch.bfloat16)
+    replica = replica_of(model, rate=0.0)
+    batch = taken(replica, 257, 1.0, 1.0)  # bfloat16 has no 257
+    batch += taken(replica, 1, 1.0, 1.0)
+    flat, sound = replica.contribution(batch, working=True)
+    assert sound and flat.whole.dtype == torch.float32
+    assert flat.sums.tolist() == [258.0] * 7 and flat.trailer.tolist() == [258.0, 1.0]
+    assert replica.total(flat)[0].count == 258
+
+
+def test_a_bfloat16_model_gets_gradients_of_its_own_dtype():
+    model = Two(torch.bfloat16)
+    replica = replica_of(model)
+    replica.apply(added_up(replica, taken(replica, 3, 1.0, 0.5), taken(replica, 1, 1.0, 0.5))[0])
+    assert replica.parameters.dtype == torch.bfloat16
+    assert replica.parameters.tolist() == [0, 1, 2, 3, 4.5, 5.5, 6.5]
+
+
+def test_a_double_model_sums_in_double():
+    assert replica_of(Two(torch.float64)).buffer().whole.dtype == torch.float64
+
+
+def test_memory_comes_back_after_the_step():
+    replica = replica_of(Two())
+    seen = set()
+    for _ in range(10):
+        batch = taken(replica, 1, 1.0, 1.0)
+        batch += taken(replica, 1, 1.0, 1.0)
+        flat, _ = replica.contribution(batch, working=True)
+        total, _, _ = replica.total(flat)
+        seen.add(flat.whole.data_ptr())
+        replica.apply(total)
+        assert total.values is None
+    assert len(seen) == 1
+
+
+def test_a_round_in_flight_and_one_in_the_making_have_memory_of_their_own():
+    replica = replica_of(Two())
+    seen, in_flight = set(), None
+    for number in range(10):
+        flat, _ = replica.contribution(taken(replica, 1, float(number), 0.0), working=True)
+        if in_flight is not None:
+            assert in_flight.sums[0] == number - 1
+            replica.apply(replica.total(in_flight)[0])
+        in_flight = flat
+        seen.add(flat.whole.data_ptr())
+    assert len(seen) == 2
+
+
+def test_memory_of_a_round_without_samples_comes_back_too():
+    replica = replica_of(Two())
+    first, _ = replica.contribution(Gradient(None, 0), working=True)
+    replica.apply(replica.total(first)[0])
+    assert replica.contribution(Gradient(None, 0), working=True)[0] is first
+
+
+def test_a_gradient_that_never_travelled_can_be_applied():
+    replica = replica_of(Two())
+    before = replica.parameters.clone()
+    gradient = taken(replica, 4, 1.0, 2.0)
+    assert isinstance(gradient.values, FreshGradient)
+    replica.apply(gradient)
+    assert (before - replica.parameters).tolist() == [1.0] * 4 + [2.0] * 3
+
+
+# ---- what strategies ask
+
+
+@pytest.mark.parametrize(
+    ("make", "momentum"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.5), False),
+        (lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9), True),
+        (lambda p: torch.optim.Adam(p, lr=0.5), True),
+        (lambda p: torch.optim.Adam(p, lr=0.5, betas=(0.0, 0.99)), False),
+        (lambda p: torch.optim.Adagrad(p, lr=0.5), False),
+        (lambda p: torch.optim.RMSprop(p, lr=0.5, momentum=0.5), True),
+    ],
+)
+def test_learning_rate_and_momentum_are_the_optimizers(make, momentum):
+    model = Two()
+    replica = Replica(model, make(model.parameters()))
+    assert replica.learning_rate == 0.5 and replica.has_momentum == momentum
