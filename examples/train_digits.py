@@ -18,14 +18,16 @@ import paceline
 
 options = argparse.ArgumentParser()
 options.add_argument("--strategy", default="abs-sgd")
-options.add_argument("--epochs", type=int, default=10)
+options.add_argument("--epochs", type=int, default=20)
 arguments = options.parse_args()
 
 digits = load_digits()
 x = torch.tensor(digits.data / 16 - 0.3, dtype=torch.float32)
 y = torch.tensor(digits.target)
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)
+)
 
 with paceline.Run(strategy=arguments.strategy) as run:
     loader = run.loader(TensorDataset(x[:1437], y[:1437]), micro_batch=32, epochs=arguments.epochs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import TracebackType
+
 
 class PacelineError(Exception):
     """An error that a user can act on.
@@ -22,3 +25,20 @@ class PacelineError(Exception):
         self.what, self.where, self.cause, self.remedy = what, where, cause, remedy
         parts = [what, f"Where: {where}." if where else "", cause, remedy]
         super().__init__(" ".join(part for part in parts if part))
+
+
+def print_as_paragraph() -> None:
+    """From now on a `PacelineError` that nobody catches ends the program with its text alone: a traceback through our
+    code tells the user nothing. All other errors are shown as before."""
+    before = sys.excepthook
+    if getattr(before, "prints_paragraphs", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, PacelineError):
+            print(f"Error: {error}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    hook.prints_paragraphs = True  # type: ignore[attr-defined]  # a mark on our own function
+    sys.excepthook = hook

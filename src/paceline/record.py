@@ -22,6 +22,7 @@ import json
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -185,6 +186,17 @@ def read_events(folder: Path | str) -> list[Event]:
                     remedy="If the disk was full or the file was edited, remove this line and read it again.",
                 ) from error
     return sorted(events, key=_order)
+
+
+def write_events(folder: Path | str, events: Iterable[Event]) -> None:
+    """Put the events of a simulated run where those of a real one are."""
+    recorders: dict[int, FileRecorder] = {}
+    with contextlib.ExitStack() as open_files:
+        for event in events:
+            rank = event["rank"]
+            if rank not in recorders:
+                recorders[rank] = open_files.enter_context(FileRecorder(folder, rank))
+            recorders[rank].write(**event)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -194,7 +194,7 @@ def train_accumulated(strategy: str, samples: int, tidy: bool) -> Facts:
     return diary.facts()
 
 
-def train_normalised(strategy: str, samples: int) -> Facts:
+def train_normalised(strategy: str, samples: int, saving: bool = False) -> Facts:
     """A model with running statistics, which every rank sees other samples for."""
     own: list[float] = []
     model = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1)).double()
@@ -207,7 +207,11 @@ def train_normalised(strategy: str, samples: int) -> Facts:
             driven.zero_grad()
             squared_error(model, x + run.rank, y).backward()
             own = model[0].running_mean.tolist()
+            if saving:
+                run.save()
             driven.step()
+        if saving:
+            run.save()
     state = run.model_state()
     averaged = [fingerprint(state["0.running_mean"]), fingerprint(state["0.running_var"])]
     return diary.facts(averaged=averaged, own=own, mean=state["0.running_mean"].tolist())
@@ -232,7 +236,7 @@ def train_leaving(strategy: str, samples: int, leavers: list[int], after: int, *
     return diary.facts(done=done)
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(paceline.PacelineError):
     """What ends a run in the middle."""
 
 
@@ -241,14 +245,14 @@ def train_saving(
     samples: int,
     epochs: int,
     save_at: list[int] | None = None,
-    stop_at: int | None = None,
     resume: bool = False,
     resume_from: str | None = None,
 ) -> Facts:
-    """Save in some rounds, break off in one, or go on from the last checkpoint; with momentum and a schedule."""
+    """Save after some rounds and break off when all is saved, or resume; with momentum and a schedule."""
     model = linear()
     found: Facts = {}
-    with contextlib.suppress(Interrupted), paceline.Run(strategy) as run:
+    # Whoever is still in the round when rank 0 breaks off learns that it is lost.
+    with contextlib.suppress(*([paceline.PacelineError] if save_at else [])), paceline.Run(strategy) as run:
         loader = run.loader(Points(samples), micro_batch=4, epochs=epochs)
         inner = OPTIMIZERS["momentum"](model.parameters())
         driven = run.optimizer(inner, model)
@@ -261,8 +265,8 @@ def train_saving(
         def after_round() -> None:
             if run.node.rounds in (save_at or []) and run.rank == run.world_size - 1:
                 run.save()
-            if run.node.rounds == stop_at:
-                raise Interrupted
+            if save_at and len(list(run.folder.glob("checkpoints/round-*"))) == len(save_at):
+                raise Interrupted("That is enough.")
 
         run.after_round(after_round)
         try:
@@ -275,6 +279,7 @@ def train_saving(
                 diary.given(loader, indices)
                 driven.zero_grad()
                 squared_error(model, x, y).backward()
+                time.sleep(0.005)  # long enough that the data lasts for several rounds
                 driven.step()
         finally:
             found |= diary.facts()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.run.checkpoint import read
 from paceline.strategies import STRATEGIES
 from paceline.summary import account
 
@@ -68,6 +69,17 @@ def test_running_statistics_are_averaged_by_samples(ranks: Ranks, strategy: str)
     own = torch.tensor([fact["own"] for fact in trained])
     seen = torch.tensor([float(len(fact["seen"])) for fact in trained])
     torch.testing.assert_close(torch.tensor(outcome.facts[0]["mean"]), (own * seen[:, None]).sum(0) / seen.sum())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_checkpoint_in_every_round_holds_the_averaged_statistics(ranks: Ranks, strategy: str) -> None:
+    outcome = ranks("train_normalised", 2, strategy=strategy, samples=SAMPLES, saving=True)
+    assert_whole(outcome, epochs=2)
+    assert len({tuple(fact["averaged"]) for fact in outcome.facts}) == 1
+    newest = max(outcome.folder.glob("checkpoints/round-*"))
+    saved = read(newest)
+    assert saved.values["rounds"] == outcome.facts[0]["rounds"]
+    assert saved.tensors["model"]["0.running_mean"].tolist() == outcome.facts[0]["mean"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -56,7 +56,7 @@ def test_ranks_that_never_get_a_sample_take_part(ranks: Ranks, strategy: str) ->
 
 def hand_model(flat: Tensor) -> nn.Linear:
     model = nn.Linear(3, 1).double()
-    nn.utils.vector_to_parameters(flat, model.parameters())
+    nn.utils.vector_to_parameters(flat.clone(), model.parameters())
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from paceline.control.client import ControlClient
 from paceline.node import Gradient, Message, Work
 from paceline.record import Recorder
 from paceline.rules.speed import smoothed
+
+log = logging.getLogger("paceline")
 
 
 class RoundTotal(Gradient):
@@ -70,6 +73,7 @@ class ProcessNode(DrivenNode):
         self.samples_computed = 0
         self.out_of_data = False
         self.save_wanted = False
+        self.settled_at_save: list[range] = []
         self.after_round: Callable[[RoundTotal], None] = lambda total: None
         self._finished = False
         self._seconds_per_sample = 0.0
@@ -109,6 +113,7 @@ class ProcessNode(DrivenNode):
             self._last_backward.record()
 
     def apply(self, gradient: Gradient) -> None:
+        self.suspended()  # two rounds may be applied without a pause between them: the first is over now
         self.replica.apply(gradient)
         self.samples_applied += gradient.count
         if isinstance(gradient, RoundTotal):
@@ -116,6 +121,8 @@ class ProcessNode(DrivenNode):
             self._finished = not gradient.working
             self.progress = [before + int(more) for before, more in zip(self.progress, gradient.settled, strict=True)]
             self._control.report_progress(self.progress)
+            if gradient.saving:  # while this rank has not joined the next round, nobody can have settled more
+                self.settled_at_save = self._control.snapshot(self.progress)
             self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
             self._recorder.write(
                 "applied",
@@ -182,6 +189,7 @@ class ProcessNode(DrivenNode):
                 "the data has non-finite values; with float16 use a GradScaler."
             )
             self._recorder.write("warning", self.rank, self._now(), text=text)
+            log.warning(text)
 
     def discard(self, began: float, samples: list[range], reason: str) -> None:
         """These samples were computed since `began` and are not used; the next gradient settles them."""

@@ -18,6 +18,10 @@ def topic_of(key: str) -> str:
     return f"key {key}"
 
 
+def about_a_key(topic: str) -> bool:
+    return topic.startswith("key ")
+
+
 class Keys:
     """Keys, and the answers to questions about them."""
 

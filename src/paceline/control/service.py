@@ -1,4 +1,4 @@
-"""The control service: one small server that outlives any rank. It runs as threads in a launcher or in rank 0.
+"""The control service: one small server that outlives any rank. It runs in a launcher, or in a child of rank 0.
 
 One thread reads each connection, and one lock guards all state: requests are a few microseconds each, leases are taken
 ahead in chunks, so there is nothing to win by more. What is to be sent is collected under the lock and sent after it:
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from paceline.control.connection import Connection, Listener, log
 from paceline.control.doubt import Doubts
-from paceline.control.keys import Keys, topic_of
+from paceline.control.keys import Keys, about_a_key, topic_of
 from paceline.control.ledger import Ledger
 from paceline.control.membership import DifferentRunError, Membership
 from paceline.control.messages import Metadata, to_ranges, to_spans
@@ -97,8 +97,8 @@ class ControlService:
             "status": lambda *_: Frame("state", {"state": self._status()}),
             "store_set": self._store_set,
             "store_add": self._store_add,
-            "store_get": lambda peer, frame: self._keys.get(**frame.metadata),
-            "store_wait": lambda peer, frame: self._keys.wait(**frame.metadata),
+            "store_get": lambda peer, frame: self._wait_for_key(self._keys.get(**frame.metadata)),
+            "store_wait": lambda peer, frame: self._wait_for_key(self._keys.wait(**frame.metadata)),
             "store_check": lambda peer, frame: self._keys.check(**frame.metadata),
             "store_delete": lambda peer, frame: self._keys.delete(**frame.metadata),
         }
@@ -114,9 +114,9 @@ class ControlService:
         """A launcher saw the rank's process end: the others learn it now, not after missed heartbeats."""
         with self._state():
             peer = self._peers.get(rank)
-            if peer is None:
-                self._lose(rank, reason)
-            else:
+            if peer is None and self._members.lost.get(rank, CONNECTION_CLOSED) == CONNECTION_CLOSED:
+                self._lose(rank, reason)  # unless the rank itself has said why: that tells more
+            elif peer is not None:
                 self._end(peer, reason)
 
     def status(self) -> dict[str, Any]:
@@ -281,6 +281,10 @@ class ControlService:
         self._announce()
         if not self._members.begun:
             self._fail(PacelineError(f"Rank {rank} was lost before all ranks had arrived: {reason}."))
+        # A group that was being formed will not be complete: who waits for a key may wait for the lost rank's.
+        told = _error_frame(self._failure or PacelineError(f"Rank {rank} was lost: {reason}."))
+        for peer, sequence in self._waiting.give_up(about_a_key):
+            self._send(peer, told, sequence)
 
     def _release(self, ranks: list[int]) -> None:
         if self._ledger is not None:
@@ -374,6 +378,11 @@ class ControlService:
     def _put(self, key: str, value: bytes) -> None:
         self._keys.values[key] = value
         self._answer(self._waiting.news(topic_of(key)))
+
+    def _wait_for_key(self, answer: Later) -> Answer:
+        if self._failure is not None:
+            raise self._failure
+        return answer
 
     def _store_set(self, peer: _Peer, frame: Frame) -> Answer:
         self._put(frame.metadata["key"], b"".join(frame.buffers))

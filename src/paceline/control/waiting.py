@@ -54,6 +54,11 @@ class WaitingRoom(Generic[P]):
         late = self._remove(lambda waiting: waiting.deadline <= now)
         return [(waiting.peer, waiting.sequence, waiting.later.too_late()) for waiting in late]
 
+    def give_up(self, about: Callable[[str], bool]) -> list[tuple[P, int]]:
+        """Those who waited for such topics; they wait no more."""
+        topics = [topic for topic in self._topics if about(topic)]
+        return [(waiting.peer, waiting.sequence) for topic in topics for waiting in self._topics.pop(topic)]
+
     def forget(self, peer: P) -> None:
         """Nobody is there any more to be answered."""
         self._remove(lambda waiting: waiting.peer is peer)

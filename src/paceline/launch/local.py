@@ -53,6 +53,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
     join_timeout: float = 120.0,
+    heartbeat_timeout: float = 10.0,
 ) -> Launch:
     """Run the command once for every rank and wait for all.
 
@@ -64,10 +65,13 @@ def launch(
         environment: further variables.
         quiet: keep what the ranks print for `logs/` alone.
         join_timeout: seconds until a rank that has not arrived is given up.
+        heartbeat_timeout: seconds of silence after which a rank that hangs is given up.
     """
     secret = secrets.token_bytes(32)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with ControlService(nproc, secret, port=port, join_timeout=join_timeout) as service:
+    with ControlService(
+        nproc, secret, port=port, join_timeout=join_timeout, heartbeat_timeout=heartbeat_timeout
+    ) as service:
         shared = {**os.environ, **(environment or {}), **environment_of(card_of(service.address, folder, secret))}
         shared |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "PYTHONUNBUFFERED": "1"}
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too

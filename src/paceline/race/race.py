@@ -19,7 +19,7 @@ from paceline.launch.surroundings import new_run
 from paceline.race.emulation import COMPUTE_SHARE, LEAST_MICRO_BATCH_SECONDS, compute_seconds, solo_speed
 from paceline.race.simulated import race_simulated
 from paceline.race.spec import RaceSpec
-from paceline.record import Event, read_events
+from paceline.record import Event, read_events, write_events
 from paceline.report.html import write_report
 from paceline.report.progress import Progress
 from paceline.report.table import show_race
@@ -55,6 +55,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
             happened = _on_processes(course, strategy, run_folder)
         else:
             happened = race_simulated(spec, workload, course.cluster, strategy)
+            write_events(run_folder / "events", happened)
         events[strategy] = happened
         results.append(_result(course, strategy, happened))
     race = {

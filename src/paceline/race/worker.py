@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from paceline import workloads
-from paceline.errors import PacelineError
 from paceline.race.emulation import EmulatedDevice
 from paceline.race.snapshots import Snapshots
 from paceline.race.spec import RaceSpec
@@ -44,11 +43,7 @@ def main() -> None:
     torch.set_num_threads(1)
     spec = RaceSpec.from_json(Path(sys.argv[1]).read_text())
     workload = workloads.load(spec.workload, Path(spec.data) if spec.data else None)
-    try:
-        train(spec, workload, sys.argv[2], float(sys.argv[3]))
-    except PacelineError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    train(spec, workload, sys.argv[2], float(sys.argv[3]))
 
 
 if __name__ == "__main__":

@@ -119,6 +119,8 @@ class Progress:
         self._console = console or Console()
         self.view = RunView()
         self._live: Live | None = None
+        self._last_line = ""
+        self._warned: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_updating, name="paceline-progress", daemon=True)
 
@@ -149,8 +151,11 @@ class Progress:
             self.view.see(event)
         if self._live:
             self._live.update(self.table(), refresh=True)
-        elif self.view.workers:
-            self._console.file.write(self.line() + "\n")
+        elif self.view.workers and self.line() != self._last_line:
+            self._last_line = self.line()
+            news = [f"warning: {text}" for text in self.view.warnings if text not in self._warned]
+            self._warned.update(self.view.warnings)
+            self._console.file.write("\n".join([*news, self._last_line]) + "\n")
             self._console.file.flush()
 
     def table(self) -> Table:

@@ -55,7 +55,7 @@ class Checkpoint:
 def write(folder: Path, round_number: int, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint for the round into the folder, whole or not at all; keep the last few."""
     final = folder / f"round-{round_number:08d}"
-    aside = folder / f".{final.name}.writing"
+    aside, replaced = folder / f".{final.name}.writing", folder / f".{final.name}.replaced"
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -68,17 +68,20 @@ def write(folder: Path, round_number: int, checkpoint: Checkpoint) -> Path:
         manifest["self"] = _manifest_sum(manifest)
         _write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(aside)
-        shutil.rmtree(final, ignore_errors=True)  # the same round, saved again
+        if final.exists():  # the same round, saved again: the old one goes when the new one stands
+            final.rename(replaced)
         aside.rename(final)
+        shutil.rmtree(replaced, ignore_errors=True)
         _sync_folder(folder)
     except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
         raise PacelineError(
             f"The checkpoint of round {round_number} could not be written: {error.strerror or error}.",
             where=str(folder),
             cause="The checkpoints before it are whole.",
             remedy="Make room or give another folder with Run(out=...).",
         ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     for old in sorted(folder.glob("round-*"))[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return final

@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline import __version__
@@ -14,7 +15,7 @@ from paceline.backends.collectives import Collectives
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
-from paceline.control.messages import to_ranges, to_spans
+from paceline.control.messages import to_ranges
 from paceline.control.stock import LeaseStock
 from paceline.control.store import ControlStore
 from paceline.errors import PacelineError
@@ -86,6 +87,8 @@ class Rank:
         """Open the run's ledger, with the spans that a checkpoint had settled, and take the first leases."""
         loader = self._loader
         self._control.open_ledger(loader.samples, loader.epochs, loader.micro_batch, to_ranges(used))
+        # Together: who starts early must not compute a huge first round before the others come.
+        self.node.sum_now(torch.zeros(1, device=self.collectives.device))
         self._stock = LeaseStock(self._control)
         loader.start(self._stock.next_range)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
@@ -98,9 +101,9 @@ class Rank:
         if left_over:
             self._control.give_back(left_over)
 
-    def used_samples(self) -> list[list[int]]:
-        """The samples that the parameters of the last applied round are the result of, as spans for a manifest."""
-        return to_spans(self._control.snapshot(self.node.progress))
+    def settled_at_the_end(self) -> list[range]:
+        """The samples that the final parameters are the result of."""
+        return self._control.snapshot(self.node.progress)
 
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""

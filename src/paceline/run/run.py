@@ -27,13 +27,14 @@ from torch.utils.data import Dataset
 from paceline.backends.driver import Driver
 from paceline.backends.processes import ProcessNode, RoundTotal, extra_numbers
 from paceline.backends.replica import Replica
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, print_as_paragraph
 from paceline.launch.surroundings import Surroundings
 from paceline.run import checkpoint as checkpoints
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.loader import Loader
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
+from paceline.run.state import check_same_data, gather, model_state, newest_checkpoint, restore
 from paceline.strategies import Strategy, create
 
 log = logging.getLogger("paceline")
@@ -48,7 +49,7 @@ class Run:
 
     Args:
         strategy: a name with options (`"abs-sgd:delay_cure=none"`) or a `Strategy`.
-        name: the run's folder is `out/name/TIME`.
+        name: the run's folder is `out/name/TIME`; under `paceline run` its own options --name and --out decide.
         out: where runs are kept.
         seed: of the shuffled order of the samples.
         join_timeout: seconds to wait for the other ranks at the start.
@@ -94,7 +95,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's folder: events, checkpoints, report."""
+        """The run's folder: events, logs, checkpoints. A launcher that started this rank has chosen it."""
         return self.surroundings.folder
 
     @property
@@ -105,6 +106,7 @@ class Run:
         return self._rank.node
 
     def __enter__(self) -> Run:
+        print_as_paragraph()
         self._surroundings = Surroundings.find(self._out / self._name, self._join_timeout)
         return self
 
@@ -203,8 +205,8 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint at the end of the present round, for all ranks. Any rank may ask, or all of them."""
-        if self._driver is None or self._driver.finished:
-            self._write_checkpoint()
+        if self._rank is not None and self._driver is not None and self._driver.finished:
+            self._write_checkpoint(self._rank.settled_at_the_end() if self.rank == 0 else [])
         else:
             self.node.save_wanted = True
 
@@ -224,7 +226,9 @@ class Run:
         found = None
         if self.rank == 0:
             folders = [Path(path)] if path is not None else sorted(self.folder.parent.glob("*"), reverse=True)
-            found = _newest_checkpoint(folders, must_exist=path is not None)
+            found = newest_checkpoint(folders, must_exist=path is not None)
+            if found:
+                check_same_data(found[1], self._data(), found[0])
         taken = self.surroundings.tell_all("resumed", str(found[0]) if found else "")
         if found:
             self._resumed = found[1]
@@ -234,7 +238,7 @@ class Run:
         """The model's state on the CPU, with running statistics averaged over the ranks once training is over."""
         if self._replica is None:
             raise PacelineError("There is no model yet.", remedy="Call run.optimizer(optimizer, model) first.")
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._replica.model.state_dict().items()}
+        return model_state(self._replica)
 
     # ---- the loop, seen from inside
 
@@ -280,17 +284,10 @@ class Run:
         """Rank 0's model, and all that it has resumed, becomes everybody's."""
         assert self._rank is not None and self._replica is not None and self._rates is not None
         if "model" not in self._resumed.tensors:
-            self._resumed.tensors["model"] = self.model_state()
+            self._resumed.tensors["model"] = model_state(self._replica)
         block = self._rank.collectives.broadcast_bytes(self._resumed.to_bytes() if self.rank == 0 else None)
         self._resumed = Checkpoint.from_bytes(block)
-        values, node = self._resumed.values, self._rank.node
-        self._replica.model.load_state_dict(self._resumed.tensors["model"])
-        if "optimizer" in values:
-            tensors = self._resumed.tensors.get("optimizer", {})
-            checkpoints.load_optimizer(self._replica.optimizer, tensors, values["optimizer"])
-            self._rates.load_state_dict(values["scheduler"])
-            node.state.update(self._resumed.tensors.get("strategy", {}) | values["strategy"])
-            node.samples_applied, node.rounds = values["samples_applied"], values["rounds"]
+        restore(self._resumed, self._rank.node, self._rates, self.strategy.name)
 
     def _give_gradient(self) -> None:
         samples = self._loader.take_pending() if self._loader is not None else []
@@ -323,7 +320,7 @@ class Run:
         self._rates.advance(node.samples_applied - total.count, node.samples_applied)
         if total.saving:
             self._average_buffers()
-            self._write_checkpoint()
+            self._write_checkpoint(self.node.settled_at_save)
         for callback in self._after_round:
             callback()
 
@@ -353,38 +350,12 @@ class Run:
         for buffer, part in zip(buffers, sums, strict=True):
             buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
 
-    def _write_checkpoint(self) -> None:
-        assert self._replica is not None and self._rates is not None
-        if self.rank != 0:
-            return
-        tensors, values = checkpoints.optimizer_parts(self._replica.optimizer)
-        state = self.node.state
-        kept = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-        assert self._rank is not None
-        whole = Checkpoint(
-            tensors={"model": self.model_state(), "optimizer": tensors, "strategy": kept},
-            values={
-                "optimizer": values,
-                "scheduler": self._rates.state_dict(),
-                "strategy": {name: value for name, value in state.items() if name not in kept},
-                "samples_applied": self.node.samples_applied,
-                "rounds": self.node.rounds,
-                "used": self._rank.used_samples(),
-            },
-        )
-        checkpoints.write(self.folder / "checkpoints", self.node.rounds, whole)
+    def _write_checkpoint(self, settled: list[range]) -> None:
+        assert self._rates is not None
+        if self.rank == 0:
+            whole = gather(self.node, self._rates, settled, self.strategy.name, self._data())
+            checkpoints.write(self.folder / "checkpoints", self.node.rounds, whole)
 
-
-def _newest_checkpoint(folders: list[Path], must_exist: bool) -> tuple[Path, Checkpoint] | None:
-    for folder in folders:
-        if (folder / checkpoints.MANIFEST).exists():
-            return folder, checkpoints.read(folder)
-        inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-        found = checkpoints.read_latest(inside)
-        if found:
-            return found
-    if must_exist:
-        raise PacelineError(
-            f"There is no checkpoint in {folders[0]}.", remedy="Give a run's folder, or a folder round-… inside it."
-        )
-    return None
+    def _data(self) -> dict[str, int]:
+        assert self._loader is not None
+        return {"samples": self._loader.samples, "seed": self._loader.seed}
