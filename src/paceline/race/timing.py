@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def simulate_timing(
         micro_batch: samples in a micro-batch.
         parameters: of the model; they decide what an all-reduce costs.
     """
-    if not seconds > 0:
+    if not 0 < seconds < inf:
         raise PacelineError(f"A simulation of {seconds:g} seconds is not possible.", remedy="Give more than zero.")
     learner = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER)
     began = time.perf_counter()

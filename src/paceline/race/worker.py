@@ -5,6 +5,7 @@ python -m paceline.race.worker SPEC.json STRATEGY MICRO_BATCH_SECONDS
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
             optimizer.step()
         if run.rank == 0:
             snapshots.take(run.node.now(), run.node.samples_applied, run.node.parameters)
+            torch.set_num_threads(os.cpu_count() or 1)  # the race is over: the cores are free
             for t, samples, metric, loss in snapshots.evaluate():
                 run.report(metric, loss, t=t, samples=samples)
 

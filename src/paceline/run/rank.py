@@ -16,6 +16,7 @@ from paceline.backends.mailbox import Mailbox
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
 from paceline.control.messages import to_ranges
+from paceline.control.service import CONNECTION_CLOSED
 from paceline.control.stock import LeaseStock
 from paceline.control.store import ControlStore
 from paceline.errors import PacelineError
@@ -24,6 +25,7 @@ from paceline.record import FileRecorder
 from paceline.run.loader import Loader
 
 log = logging.getLogger("paceline")
+WHY_SECONDS = 0.5  # many times the launcher's pause between two looks
 
 
 class Rank:
@@ -74,6 +76,7 @@ class Rank:
         while not self._control.lost and time.monotonic() < deadline:
             time.sleep(0.02)
         if self._control.lost:
+            self._hear_why()
             self._control.report_progress(self.node.progress, now=True)
             lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
             raise PacelineError(
@@ -82,6 +85,12 @@ class Rank:
                 cause="Probably it failed, was killed, or lost its network; its own log says more.",
                 remedy="Start again with run.resume() to go on from the last checkpoint.",
             )
+
+    def _hear_why(self) -> None:
+        """A launcher knows how a process ended a moment after its connection is gone."""
+        deadline = time.monotonic() + WHY_SECONDS
+        while CONNECTION_CLOSED in self._control.lost.values() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def start_leasing(self, used: list[list[int]]) -> None:
         """Open the run's ledger, with the spans that a checkpoint had settled, and take the first leases."""
@@ -110,6 +119,8 @@ class Rank:
         self.recorder.write("end", self.node.rank, self.node.now())
         self.recorder.close()
         self._mailbox.close()
+        if error:
+            self.collectives.abandon()
         try:
             if not error:
                 self._control.report_progress(self.node.progress, now=True)

@@ -6,6 +6,7 @@ A `WrongValueError` knows the key that it is about; the reader of cluster files 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from paceline.errors import PacelineError
 
@@ -18,11 +19,15 @@ class WrongValueError(PacelineError):
         self.key = key
 
 
-def number(owner: object, key: str, *, above: float | None = None, least: float | None = None) -> None:
-    """The attribute is a number above or at least something; `inf` is one, NaN is none."""
+def number(
+    owner: object, key: str, *, above: float | None = None, least: float | None = None, finite: bool = False
+) -> None:
+    """The attribute is a number above or at least something; `inf` is one unless it must be finite, NaN is none."""
     value = getattr(owner, key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise WrongValueError(key, f"{key} = {value!r} is not a number.")
+    if finite and value in (inf, -inf):
+        raise WrongValueError(key, f"{key} = {value} is not possible: it must be finite.")
     if above is not None and not value > above:
         raise WrongValueError(key, f"{key} = {value} is not possible: it must be above {above:g}.")
     if least is not None and not value >= least:

@@ -28,7 +28,7 @@ class Device:
     jitter: Jitter = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
-        number(self, "speed", above=0.0)
+        number(self, "speed", above=0.0, finite=True)
         if self.speed == float("inf"):
             raise WrongValueError("speed", "speed = inf is not possible: a micro-batch must take some time.")
 
@@ -58,7 +58,7 @@ class Cluster:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number(self, "micro_batch_seconds", above=0.0)
+        number(self, "micro_batch_seconds", above=0.0, finite=True)
         whole(self, "seed", 0)
         if not self.devices:
             raise WrongValueError("devices", "The cluster has no devices.", "Give at least one.")

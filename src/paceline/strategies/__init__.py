@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, no_such
 from paceline.strategies.abs_sgd import AbsSgd
 from paceline.strategies.all_reduce import AllReduce
 from paceline.strategies.balanced import Balanced
@@ -25,12 +24,7 @@ def create(text: str) -> Strategy:
     """
     name, *settings = text.strip().split(":")
     if name not in STRATEGIES:
-        near = difflib.get_close_matches(name, STRATEGIES, n=1, cutoff=0.4)
-        raise PacelineError(
-            f"There is no strategy {name!r}.",
-            cause=f"Did you mean {near[0]!r}?" if near else "",
-            remedy=f"Strategies: {', '.join(STRATEGIES)}.",
-        )
+        raise no_such("strategy", name, STRATEGIES)
     kind = STRATEGIES[name]
     return kind(**dict(_setting(kind, each) for each in settings))
 
@@ -48,16 +42,11 @@ def _setting(kind: type[Strategy], text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     known = options(kind)
     if key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-        raise PacelineError(
-            f"The strategy {kind.name} has no option {key!r}.",
-            cause=f"Did you mean {near[0]!r}?" if near else "",
-            remedy=f"Options: {', '.join(known)}. Write them as {kind.name}:option=value.",
-        )
+        raise no_such(f"option of the strategy {kind.name} called", key, known, f"Write {kind.name}:option=value.")
     try:
         return key, type(known[key])(value)
     except ValueError:
         raise PacelineError(
             f"The option {key} of the strategy {kind.name} cannot be {value!r}.",
-            remedy=f"Give a {type(known[key]).__name__}, as in {kind.name}:{key}={known[key]}.",
+            remedy=f"Give a number, as in {kind.name}:{key}={known[key]}.",
         ) from None

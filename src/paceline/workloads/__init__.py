@@ -9,6 +9,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.errors import no_such
+
 if TYPE_CHECKING:
     from paceline.workloads.workload import Workload
 
@@ -23,10 +25,10 @@ def load(name: str, data: Path | None = None, model: str | None = None) -> Workl
         data: folder with the data's files, for workloads that are not bundled.
         model: one of the workload's models; its usual one by default.
     """
-    from paceline.workloads.workload import Workload, unknown
+    from paceline.workloads.workload import Workload
 
     if name not in NAMES:
-        raise unknown("workload", name, NAMES)
+        raise no_such("workload", name, NAMES)
     module = importlib.import_module(f"paceline.workloads.{name.replace('-', '_')}")
     workload = module.load(data, model)
     assert isinstance(workload, Workload)

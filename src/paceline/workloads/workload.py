@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that every PyTorch user
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from paceline.errors import PacelineError
+from paceline.errors import no_such
 
 EVALUATION_BATCH = 2048
 """Large enough to be fast, small enough that the activations of a convolution take little memory."""
@@ -99,22 +98,11 @@ class Workload:
         return right / len(self.test_y), loss / len(self.test_y)
 
 
-def unknown(what: str, name: str, choices: Iterable[str]) -> PacelineError:
-    """The error for a name that is none of the choices; it suggests the nearest."""
-    choices = list(choices)
-    nearest = difflib.get_close_matches(name, choices, n=1)
-    return PacelineError(
-        f"There is no {what} called {name!r}.",
-        cause=f"Did you mean {nearest[0]!r}?" if nearest else "",
-        remedy=f"Possible: {', '.join(choices)}.",
-    )
-
-
 def choose_model(
     workload: str, name: str | None, models: dict[str, Callable[[], nn.Module]]
 ) -> Callable[[], nn.Module]:
     """The model of this name, or the first of the workload's models when none was asked for."""
     chosen = next(iter(models)) if name is None else name
     if chosen not in models:
-        raise unknown(f"model for the workload {workload}", chosen, models)
+        raise no_such(f"model for the workload {workload} called", chosen, models)
     return models[chosen]

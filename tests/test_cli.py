@@ -1,0 +1,246 @@
+"""The command line: its options are frozen, and every mistake gets one clear paragraph and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from paceline import __version__, cli
+from paceline.strategies import STRATEGIES
+
+RESULT = [
+    "strategy",
+    "backend",
+    "seconds",
+    "share_of_ideal",
+    "time_to_target",
+    "final_metric",
+    "final_loss",
+    "rounds",
+    "samples_computed",
+    "samples_applied",
+    "samples_discarded",
+    "bytes_sent",
+    "workers",
+]
+WORKER = ["rank", "speed", "samples", "computing", "communicating", "idle"]
+RACE = ["results", "ideal_samples_per_second", "speeds", "workload", "seed"]
+OPTIONS = {
+    "race": [
+        "--backend",
+        "--cluster",
+        "--data",
+        "--json",
+        "--micro-batch-seconds",
+        "--out",
+        "--seconds",
+        "--seed",
+        "--speeds",
+        "--strategies",
+        "--target",
+        "--workload",
+    ],
+    "run": ["--join-timeout", "--name", "--nproc", "--out", "--port"],
+    "simulate": [
+        "--cluster",
+        "--json",
+        "--micro-batch",
+        "--micro-batch-seconds",
+        "--parameters",
+        "--seconds",
+        "--seed",
+        "--speeds",
+        "--strategy",
+        "--workers",
+    ],
+    "strategies": [],
+}
+
+
+def paceline(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_options_are_what_they_were() -> None:
+    group: Any = typer.main.get_command(cli.app)
+    found = {
+        name: sorted(option for each in command.params if each.param_type_name == "option" for option in each.opts)
+        for name, command in group.commands.items()
+    }
+    assert {name: [option for option in options if option != "--help"] for name, options in found.items()} == OPTIONS
+
+
+def test_help_answers_without_importing_torch() -> None:
+    commands = [[], *([command] for command in OPTIONS)]
+    code = f"""
+import sys, contextlib, io
+from paceline.cli import main
+for command in {commands!r}:
+    sys.argv = ["paceline", *command, "--help"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        main()
+    assert "Usage:" in said.getvalue()
+sys.argv = ["paceline", "strategies"]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_simulate_needs_no_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from paceline.cli import main
+sys.argv = ["paceline", "simulate", "--speeds", "1,0.5", "--seconds", "1"]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "abs-sgd on 2 workers" in done.stdout
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"paceline {__version__}\n"
+
+
+def test_the_strategies_are_all_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline(monkeypatch, "strategies") == 0
+    said = capsys.readouterr().out
+    for name in STRATEGIES:
+        assert any(line.startswith(f"{name} ") for line in said.splitlines())
+    assert "delay_cure=extrapolate" in said
+
+
+SIMULATED = ("race", "--backend", "simulated")
+MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "unknown strategy": ((*SIMULATED, "--strategies", "abs-sdg"), ("'abs-sdg'", "Did you mean 'abs-sgd'?")),
+    "no strategy": ((*SIMULATED, "--strategies", ","), ("no strategy",)),
+    "unknown workload": ((*SIMULATED, "--workload", "digit"), ("'digit'", "digits")),
+    "unknown option of a strategy": ((*SIMULATED, "--strategies", "abs-sgd:cure=none"), ("'cure'", "'delay_cure'")),
+    "impossible option of a strategy": ((*SIMULATED, "--strategies", "abs-sgd:delay_cure=x"), ("delay_cure='x'",)),
+    "option of a strategy that is no number": ((*SIMULATED, "--strategies", "all-reduce:micro_batches=x"), ("'x'",)),
+    "speed zero": ((*SIMULATED, "--speeds", "1,0"), ("speed 0", "--speeds 1,0")),
+    "speed below zero": ((*SIMULATED, "--speeds=-1"), ("speed -1",)),
+    "speed not a number": ((*SIMULATED, "--speeds", "nan"), ("speed nan",)),
+    "infinite speed": ((*SIMULATED, "--speeds", "1,inf"), ("speed inf",)),
+    "speed a word": ((*SIMULATED, "--speeds", "abc"), ("'abc'",)),
+    "no speeds": ((*SIMULATED, "--speeds", ""), ("''",)),
+    "seconds zero": ((*SIMULATED, "--seconds", "0"), ("0 seconds",)),
+    "seconds not a number": ((*SIMULATED, "--seconds", "nan"), ("nan seconds",)),
+    "endless": ((*SIMULATED, "--seconds", "inf"), ("inf seconds",)),
+    "micro-batch of no time": ((*SIMULATED, "--micro-batch-seconds", "0"), ("more than zero seconds",)),
+    "micro-batch of endless time": ((*SIMULATED, "--micro-batch-seconds", "inf"), ("seconds",)),
+    "backend unknown": (("race", "--backend", "ray"), ("'ray'", "processes, simulated")),
+    "json into a missing folder": ((*SIMULATED, "--json", "missing/x.json"), ("missing/x.json", "--json")),
+    "json into a folder": ((*SIMULATED, "--json", "."), ("--json",)),
+    "both speeds and cluster": ((*SIMULATED, "--speeds", "1", "--cluster", "good.toml"), ("either",)),
+    "missing cluster file": ((*SIMULATED, "--cluster", "none.toml"), ("none.toml",)),
+    "cluster file with a wrong value": ((*SIMULATED, "--cluster", "bad.toml"), ("bad.toml, line 5, key speed",)),
+    "cluster file with an unknown key": (
+        (*SIMULATED, "--cluster", "odd.toml"),
+        ("odd.toml, line 4, key sped", "speed?"),
+    ),
+    "cluster file that is no TOML": ((*SIMULATED, "--cluster", "no.toml"), ("no.toml", "line 2")),
+    "script missing": (("run", "nowhere.py"), ("nowhere.py",)),
+    "simulate: unknown strategy": (("simulate", "--speeds", "1", "--strategy", "x"), ("'x'", "all-reduce")),
+    "simulate: no cluster": (("simulate",), ("either",)),
+    "simulate: seconds zero": (("simulate", "--speeds", "1", "--seconds", "0"), ("0 seconds",)),
+    "simulate: endless": (("simulate", "--speeds", "1", "--seconds", "inf"), ("inf seconds",)),
+    "simulate: json": (("simulate", "--speeds", "1", "--json", "missing/x.json"), ("missing/x.json",)),
+}
+FILES = {
+    "good.toml": "micro_batch_seconds = 0.1\n[[devices]]\nspeed = 1\n",
+    "bad.toml": "micro_batch_seconds = 0.1\n\n[[devices]]\ncount = 2\nspeed = -1\n",
+    "odd.toml": "micro_batch_seconds = 0.1\n\n[[devices]]\nsped = 1\n",
+    "no.toml": "micro_batch_seconds = 0.1\n[[devices\n",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_clear_paragraph(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    arguments, telling = MISTAKES[mistake]
+    assert paceline(monkeypatch, *arguments) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("Error: ") and said.err.endswith("\n")
+    assert "\n\n" not in said.err and "Traceback" not in said.out + said.err
+    for part in telling:
+        assert part in said.err
+    assert not Path("runs").exists(), "nothing was begun"
+
+
+def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float) -> int:
+        seen.update(command=command, nproc=nproc, folder=folder)
+        return 3
+
+    monkeypatch.setattr("paceline.launch.command.run_script", run_script)
+    code = paceline(monkeypatch, "run", "--nproc", "2", "s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z")
+    assert code == 3, "the script's exit code"
+    assert seen["command"] == ["s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z"]
+    assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
+
+
+def test_a_simulated_race_is_byte_equal_for_equal_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def race(file: str, seed: int) -> bytes:
+        options = ["--seconds", "2", "--speeds", "1,0.5", "--seed", str(seed), "--out", str(tmp_path / "runs")]
+        assert paceline(monkeypatch, *SIMULATED, *options, "--json", str(tmp_path / file)) == 0
+        return (tmp_path / file).read_bytes()
+
+    first = race("first.json", 0)
+    assert race("second.json", 0) == first
+    assert json.loads(race("third.json", 1))["results"] != json.loads(first)["results"]
+    said = capsys.readouterr().out
+    assert "share of ideal" in said and "report.html" in said
+    content = json.loads(first)
+    # Those of the issue, and what a reader needs to run the race again.
+    assert list(content) == [*RACE, "target", "micro_batch_seconds"]
+    assert [result["strategy"] for result in content["results"]] == list(STRATEGIES)
+    for result in content["results"]:
+        assert list(result) == RESULT
+        assert [list(worker) for worker in result["workers"]] == [WORKER, WORKER]
+        assert result["backend"] == "simulated" and result["seconds"] >= 2
+        assert 0 < result["share_of_ideal"] <= 1
+        assert result["samples_computed"] == result["samples_applied"] + result["samples_discarded"]
+        assert result["samples_applied"] == sum(worker["samples"] for worker in result["workers"])
+    assert content["speeds"] == [1.0, 0.5] and (content["workload"], content["seed"]) == ("digits", 0)
+
+
+def test_what_simulate_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "timing.json"
+    options = ["--workers", "50", "--speeds", "1,0.5,0.25", "--seconds", "5", "--json", str(file)]
+    assert paceline(monkeypatch, "simulate", *options) == 0
+    assert "abs-sgd on 50 workers" in capsys.readouterr().out
+    content = json.loads(file.read_text())
+    assert list(content) == [*RACE, "events", "events_per_second"]
+    (result,) = content["results"]
+    assert list(result) == RESULT
+    assert [list(worker) for worker in result["workers"]] == [WORKER] * 50
+    assert content["speeds"][:4] == [1.0, 0.5, 0.25, 1.0] and len(content["speeds"]) == 50
+    assert content["events"] > 1000 and content["events_per_second"] > 0
+    assert 0 < result["share_of_ideal"] <= 1
