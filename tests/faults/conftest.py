@@ -69,11 +69,11 @@ def script(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[local.Launch, Path]]:
-    """Launch a script in this process; its ranks must all be gone afterwards."""
-    monkeypatch.setattr(local, "GRACE_SECONDS", 6.0)
+    """Launch a script in this process; its ranks must all be gone afterwards. `grace` is for those who will not end."""
     monkeypatch.setattr(local, "KILL_SECONDS", 1.5)
 
-    def launch(path: Path, nproc: int, **options: Any) -> tuple[local.Launch, Path]:
+    def launch(path: Path, nproc: int, *, grace: float = 60.0, **options: Any) -> tuple[local.Launch, Path]:
+        monkeypatch.setattr(local, "GRACE_SECONDS", grace)
         folder = new_run(tmp_path / "run")
         outcome = local.launch([sys.executable, str(path)], nproc, folder, **options)
         assert not children_of(os.getpid(), str(path))

@@ -38,7 +38,7 @@ def test_a_killed_rank_is_named_by_all_others(script: Script, launched: Launched
 
 def test_a_rank_that_never_comes_is_named(script: Script, launched: Launched) -> None:
     path = script(first="if RANK == 1: time.sleep(600)")
-    outcome, _ = launched(path, 2, join_timeout=2.0)
+    outcome, _ = launched(path, 2, join_timeout=2.0, grace=1.0)
     assert outcome.first_failed == 0
     assert outcome.exit_codes == [1, -signal.SIGTERM]
     assert "Only 1 of 2 ranks arrived within 2 s; missing: rank 1." in outcome.last_words[0][-1]
@@ -46,10 +46,10 @@ def test_a_rank_that_never_comes_is_named(script: Script, launched: Launched) ->
 
 def test_a_rank_that_hangs_is_named_and_ended(script: Script, launched: Launched) -> None:
     path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGSTOP)", strategy="all-reduce")
-    outcome, _ = launched(path, 2, heartbeat_timeout=1.5)
+    outcome, _ = launched(path, 2, heartbeat_timeout=2.0, grace=1.0)
     assert outcome.first_failed == 0
     assert outcome.exit_codes == [1, -signal.SIGKILL]
-    assert "rank 1: it gave no sign of life for 1.5 s" in outcome.last_words[0][-1]
+    assert "rank 1: it gave no sign of life for 2 s" in outcome.last_words[0][-1]
 
 
 def test_a_rank_that_raises_speaks_last(script: Script, paceline: Callable[..., Any], tmp_path: Path) -> None:
