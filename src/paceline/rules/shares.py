@@ -39,15 +39,49 @@ def round_seconds(counts: Sequence[int], seconds: Sequence[float]) -> float:
     return max(count * each for count, each in zip(counts, seconds, strict=True))
 
 
-@lru_cache(maxsize=2)  # in the simulator all ranks ask the same
-def resized(counts: tuple[int, ...], seconds: tuple[float, ...], dead_band: float) -> tuple[int, ...]:
+@lru_cache(maxsize=2)
+def equal_shares(workers: int, each: int) -> tuple[int, ...]:
+    """The same for everybody. One tuple for all ranks of a simulation: with ten thousand of them it matters.
+
+    >>> equal_shares(3, 4)
+    (4, 4, 4)
+    """
+    return (each,) * workers
+
+
+class SharesBySpeed:
     """The counts for the next round: the old ones, unless new ones would shorten it by more than the dead band.
 
+    In the simulator all ranks ask with the very same tuples, so the last answer is kept and found by identity: asking
+    costs one rank the work and the others nothing.
+
+    >>> resized = SharesBySpeed()
     >>> resized((3, 3), (1.0, 1.05), dead_band=0.1)
     (3, 3)
     >>> resized((3, 3), (1.0, 2.0), dead_band=0.1)
     (4, 2)
+    >>> resized((3, 3), (1.0, 0.0), dead_band=0.1)  # who has had no data yet has no speed
+    (3, 3)
     """
+
+    def __init__(self) -> None:
+        self._asked: tuple[object, ...] = (None, None, None)
+        self._answer: tuple[int, ...] = ()
+
+    def __call__(self, counts: tuple[int, ...], seconds: tuple[float, ...], dead_band: float) -> tuple[int, ...]:
+        asked_counts, asked_seconds, asked_band = self._asked
+        if counts is not asked_counts or seconds is not asked_seconds or dead_band != asked_band:
+            self._answer = _resized(counts, seconds, dead_band)
+            self._asked = (counts, seconds, dead_band)
+        return self._answer
+
+
+def _resized(counts: tuple[int, ...], seconds: tuple[float, ...], dead_band: float) -> tuple[int, ...]:
+    if not all(seconds):
+        return counts
     better = shares_by_speed(seconds, sum(counts))
     gain = 1 - round_seconds(better, seconds) / round_seconds(counts, seconds)
     return better if gain > dead_band else counts
+
+
+resized = SharesBySpeed()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Node
-from paceline.rules.shares import resized
+from paceline.rules.shares import equal_shares, resized
 from paceline.strategies.checks import at_least
 from paceline.strategies.strategy import Strategy
 
@@ -37,13 +37,11 @@ class Balanced(Strategy):
         at_least(self, "dead_band", 0.0)
 
     async def worker(self, node: Node) -> None:
-        counts = (self.micro_batches,) * node.world_size
+        counts = equal_shares(node.world_size, self.micro_batches)
         while not node.finished:
             batch = await node.gradient()
             for _ in range(counts[node.rank] - 1):
                 batch += await node.gradient()
             speeds = node.all_gather(node.seconds_per_sample)
             node.apply(await node.all_reduce(batch))
-            seconds = await speeds
-            if all(seconds):  # a worker that has not had data yet has no speed
-                counts = resized(counts, seconds, self.dead_band)
+            counts = resized(counts, await speeds, self.dead_band)
