@@ -9,7 +9,7 @@ from torch.nn.utils import vector_to_parameters
 
 from paceline.workloads.workload import Workload
 
-PER_RACE = 50  # how finely the time to a target can be told; each costs one copy of the parameters and one evaluation
+PER_RACE = 80  # how finely the time to a target can be told; each costs one copy of the parameters and one evaluation
 
 
 class Snapshots:
