@@ -34,11 +34,11 @@ class RunOptimizer(torch.optim.Optimizer):
         return self.inner.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:  # type: ignore[override]  # as above
         return self.inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # as above
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -202,7 +202,7 @@ def _of_kind(kinds: Mapping[str, type[T]], table: Any) -> T:
 
 def _build(cls: type[T], table: dict[str, Any], also: tuple[str, ...] = ()) -> T:
     """The dataclass with the table's values; its fields are the keys, its own checks judge the values."""
-    known = fields(cls)  # type: ignore[arg-type]
+    known = fields(cls)  # type: ignore[arg-type]  # only dataclasses are passed; a TypeVar cannot say so
     _check_keys(table, [*(field.name for field in known), *also], [f.name for f in known if f.default is MISSING])
     return cls(**table)
 

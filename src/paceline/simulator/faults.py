@@ -13,6 +13,7 @@ Times are virtual seconds since the start of the run. A duration that is not giv
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -22,7 +23,7 @@ from paceline.simulator.checks import WrongValueError, number, whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(ABC):
     """Something that happens at a time."""
 
     kind: ClassVar[str]
@@ -34,9 +35,9 @@ class Fault:
             raise WrongValueError("at", "at = inf is not possible: it would never happen.")
 
     @property
+    @abstractmethod
     def ranks(self) -> frozenset[int]:
         """Whom it names."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
