@@ -24,6 +24,7 @@ from paceline.report.html import write_report
 from paceline.report.progress import Progress
 from paceline.report.table import show_race
 from paceline.simulator.cluster import Cluster
+from paceline.simulator.network import Network
 from paceline.summary import summarise
 from paceline.workloads.workload import Workload
 
@@ -84,8 +85,8 @@ def lay_out(spec: RaceSpec, workload: Workload) -> Course:
     if base is None:
         base = max(LEAST_MICRO_BATCH_SECONDS, compute_seconds(workload, spec.seed) / COMPUTE_SHARE)
     cluster = spec.build_cluster(base)
-    if cluster.faults:
-        print("Note: faults of the cluster file act only in the simulator; processes emulate devices and jitter.")
+    if spec.cluster and (cluster.faults or cluster.network != Network()):
+        print("Note: network and faults of a cluster file act only in the simulator; processes emulate its devices.")
     print(f"Measuring each of {cluster.workers} workers alone ...", flush=True)
     speeds = [solo_speed(workload, spec.seed, cluster.mean_seconds(rank)) for rank in range(cluster.workers)]
     return Course(spec, workload, cluster, speeds)
