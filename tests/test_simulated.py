@@ -276,7 +276,7 @@ def test_mistakes_explain_themselves(how: str, said: str) -> None:
 
 def test_timing_only_has_no_parameters_and_no_torch() -> None:
     with pytest.raises(PacelineError, match="timing-only"):
-        TimingLearner().parameters  # noqa: B018
+        TimingLearner().parameters  # noqa: B018  (asking is what raises)
     code = (
         "import sys; from paceline.backends.simulated import simulate; from paceline.strategies import AbsSgd;"
         "from paceline.simulator.cluster import Cluster; simulate(AbsSgd(), Cluster.from_speeds([1, 1]), seconds=1);"

@@ -26,7 +26,7 @@ def train(workload: Workload, epochs: int, batch: int) -> float:
     for _ in range(epochs):
         for x, y in DataLoader(workload.train, batch_size=batch, shuffle=True, generator=generator):
             optimizer.zero_grad()
-            workload.loss(model, (x, y)).backward()  # type: ignore[no-untyped-call]
+            workload.loss(model, (x, y)).backward()
             optimizer.step()
     return workload.evaluate(model)[0]
 
@@ -111,7 +111,7 @@ def test_fashion_mnist_from_plain_and_compressed_files(folder: Path, model: str 
     assert workload.train.x.shape == (50, 1, 28, 28) and len(workload.test_y) == 20
     net = workload.build_model(0)
     assert net(workload.test_x).shape == (20, 10)
-    assert workload.loss(net, workload.train[0:2]).item() > 0  # type: ignore[index]
+    assert workload.loss(net, workload.train[0:2]).item() > 0
 
 
 def test_the_folder_may_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_a_partition_separates_groups_until_it_heals() -> None:
     assert plan.open((2, 3), 1.5) == 3.0, "whom no group names is apart from all groups"
     assert plan.open((3, 4), 1.5) == 1.5
     assert plan.open((1, 2), 3.0) == 3.0
-    twice = FaultPlan([Partition(groups=[[0]], at=1.0, duration=2.0), Partition(groups=[[0]], at=2.0, duration=5.0)])  # type: ignore[arg-type]
+    twice = FaultPlan([Partition(groups=[[0]], at=1.0, duration=2.0), Partition(groups=[[0]], at=2.0, duration=5.0)])
     assert twice.open((0, 1), 1.5) == 7.0
 
 
@@ -58,10 +58,10 @@ def test_what_is_still_broken_is_said() -> None:
         (lambda: SlowDown(rank=0, at=0.0, factor=0), "factor"),
         (lambda: Partition(groups=((0, 1), (1, 2)), at=0.0), "groups"),
         (lambda: Partition(groups=(), at=0.0), "groups"),
-        (lambda: Partition(groups=3, at=0.0), "groups"),  # type: ignore[arg-type]
+        (lambda: Partition(groups=3, at=0.0), "groups"),
         (lambda: Cluster.from_speeds([1, 1], faults=[Crash(rank=2, at=0.0)]), "rank 2"),
     ],
 )
 def test_impossible_faults_are_refused(make: object, key: str) -> None:
     with pytest.raises(PacelineError, match=key):
-        make()  # type: ignore[operator]
+        make()

@@ -97,13 +97,13 @@ def test_a_missing_trace_is_named() -> None:
         lambda: Pareto(1.0),
         lambda: Drift(1.0, 0.1),
         lambda: Drift(0.5, 0.0),
-        lambda: LogNormal("much"),  # type: ignore[arg-type]
+        lambda: LogNormal("much"),
         lambda: LogNormal(float("nan")),
     ],
 )
 def test_impossible_jitter_is_refused(make: object) -> None:
     with pytest.raises(PacelineError):
-        make()  # type: ignore[operator]
+        make()
 
 
 @pytest.mark.skipif(not (DATA / "traces").is_dir(), reason="needs the Alibaba traces in PACELINE_DATA/traces")

@@ -75,4 +75,4 @@ def test_links_keep_order(sent: list[tuple[int, int, int, float]], shared: bool)
 )
 def test_impossible_networks_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(PacelineError, match=next(iter(wrong))):
-        Network(**wrong)  # type: ignore[arg-type]
+        Network(**wrong)

@@ -38,7 +38,7 @@ def net() -> nn.Module:
 
 def classify(model: nn.Module, indices: NDArray[np.int64]) -> None:
     chosen = torch.from_numpy(indices)
-    nn.functional.cross_entropy(model(X[chosen]), Y[chosen]).backward()  # type: ignore[no-untyped-call]
+    nn.functional.cross_entropy(model(X[chosen]), Y[chosen]).backward()
 
 
 def learners(
@@ -50,7 +50,7 @@ def learners(
     made = []
     for rank in range(count):
         own = model()
-        optimizer = torch.optim.SGD(own.parameters(), **{"lr": 0.1, **options})  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(own.parameters(), **{"lr": 0.1, **options})
         made.append(ReplicaLearner(Replica(own, optimizer), backward, samples=SAMPLES, rank=rank))
     return made
 
@@ -73,7 +73,7 @@ def descend(strategy: Strategy, lr: float, rounds: int = 40, a: float = 1.0) -> 
     """w before the first step and after each, on one rank."""
 
     def backward(model: nn.Module, _: NDArray[np.int64]) -> None:
-        (0.5 * a * next(model.parameters()) ** 2).sum().backward()  # type: ignore[no-untyped-call]
+        (0.5 * a * next(model.parameters()) ** 2).sum().backward()
 
     path, seen = [1.0], [0]
     [learner] = learners(1, Scalar, backward, lr=lr)
@@ -117,7 +117,7 @@ def test_all_reduce_equals_sgd_on_the_joined_batch() -> None:
         model(X[chosen].double()).square().mean().backward()
 
     def linear() -> nn.Module:
-        return net()[0].double()  # type: ignore[index, no-any-return]
+        return net()[0].double()
 
     together, alone = learners(4, linear, squares), learners(1, linear, squares)
     four, one = Cluster.from_speeds([1, 1, 0.5, 0.25]), Cluster.from_speeds([1])
@@ -202,7 +202,7 @@ def test_non_finite_gradients_are_dropped_counted_and_reported_once() -> None:
         calls[0] += 1
         classify(model, indices)
         if calls[0] in (3, 6):
-            next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
+            next(model.parameters()).grad[0, 0] = float("nan")
 
     recorder, ranks = MemoryRecorder(), learners(1, net, backward)
     run = simulate(

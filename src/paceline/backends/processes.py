@@ -121,7 +121,7 @@ class ProcessNode(DrivenNode):
             self._finished = not gradient.working
             self.progress = [before + int(more) for before, more in zip(self.progress, gradient.settled, strict=True)]
             self._control.report_progress(self.progress)
-            if gradient.saving:  # while this rank has not joined the next round, nobody can have settled more
+            if gradient.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
                 self.settled_at_save = self._control.snapshot(self.progress)
             self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
             self._recorder.write(
