@@ -209,3 +209,12 @@ def test_nothing_new_is_taken_after_the_time_is_over(monkeypatch):
     assert loader.next_batch() is not None
     clock[0] = 105.0
     assert loader.next_batch() is None
+
+
+def test_what_came_back_while_fetched_batches_were_used_is_found_before_none_is_said():
+    loader = Loader(TensorDataset(torch.arange(16)), 4, 1, None, 0, {})
+    answers = iter([range(4), None, range(4, 8), None, None])  # the first None ends the DataLoader's own asking
+    loader.start(lambda: next(answers))
+    assert loader.next_batch() is not None
+    assert loader.next_batch() is not None, "leases came back after the DataLoader had stopped asking"
+    assert loader.next_batch() is None

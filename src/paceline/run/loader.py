@@ -119,16 +119,18 @@ class Loader:
         self._sampler.next_range = lambda: None if time.perf_counter() >= self._deadline else next_range()
 
     def next_batch(self) -> Any | None:
-        """The next micro-batch, or None when there is nothing to take now."""
-        if self._iterator is None:
-            if not self._sampler.look_ahead():
-                return None
-            self._iterator = iter(self._batches)
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._iterator = None
-            return None
+        """The next micro-batch, or None when there is nothing to take now. It looks just before it says None: with
+        workers of its own a DataLoader has asked long ago, and leases may have come back since."""
+        while True:
+            if self._iterator is None:
+                if not self._sampler.look_ahead():
+                    return None
+                self._iterator = iter(self._batches)
+            try:
+                batch = next(self._iterator)
+                break
+            except StopIteration:
+                self._iterator = None
         positions = self._sampler.taken.popleft()
         self._pending.append(positions)
         self.epoch = positions.start // self.samples
