@@ -29,6 +29,7 @@ RESULT = [
     "bytes_sent",
     "workers",
 ]
+LIMIT = ["share", "hardware", "batch", "statistics", "noise_scale", "comm_seconds", "best_batch", "seconds"]
 WORKER = ["rank", "speed", "samples", "computing", "communicating", "idle"]
 RACE = ["results", "ideal_samples_per_second", "speeds", "workload", "seed"]
 OPTIONS = {
@@ -37,7 +38,10 @@ OPTIONS = {
         "--cluster",
         "--data",
         "--json",
+        "--lr",
         "--micro-batch-seconds",
+        "--model",
+        "--optimizer",
         "--out",
         "--seconds",
         "--seed",
@@ -45,6 +49,14 @@ OPTIONS = {
         "--strategies",
         "--target",
         "--workload",
+    ],
+    "limit": [
+        "--comm-seconds",
+        "--json",
+        "--micro-batch",
+        "--micro-batch-seconds",
+        "--noise-scale",
+        "--speeds",
     ],
     "run": ["--join-timeout", "--name", "--nproc", "--out", "--port"],
     "simulate": [
@@ -127,10 +139,18 @@ def test_the_strategies_are_all_listed(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 SIMULATED = ("race", "--backend", "simulated")
+LIMITED = ("limit", "--speeds", "1,0.5")
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown strategy": ((*SIMULATED, "--strategies", "abs-sdg"), ("'abs-sdg'", "Did you mean 'abs-sgd'?")),
     "no strategy": ((*SIMULATED, "--strategies", ","), ("no strategy",)),
     "unknown workload": ((*SIMULATED, "--workload", "digit"), ("'digit'", "digits")),
+    "unknown model": ((*SIMULATED, "--workload", "fashion-mnist", "--model", "resnet"), ("'resnet'", "'resnet-18'")),
+    "model of another workload": ((*SIMULATED, "--model", "lenet-5"), ("workload digits", "Possible: mlp")),
+    "unknown optimizer": ((*SIMULATED, "--optimizer", "adam"), ("'adam'", "'adamw'")),
+    "learning rate zero": ((*SIMULATED, "--lr", "0"), ("learning rate of 0",)),
+    "learning rate below zero": ((*SIMULATED, "--lr=-1"), ("learning rate of -1",)),
+    "learning rate not a number": ((*SIMULATED, "--lr", "nan"), ("learning rate of nan",)),
+    "infinite learning rate": ((*SIMULATED, "--lr", "inf"), ("learning rate of inf",)),
     "unknown option of a strategy": ((*SIMULATED, "--strategies", "abs-sgd:cure=none"), ("'cure'", "'delay_cure'")),
     "impossible option of a strategy": ((*SIMULATED, "--strategies", "abs-sgd:delay_cure=x"), ("delay_cure='x'",)),
     "option of a strategy that is no number": ((*SIMULATED, "--strategies", "all-reduce:micro_batches=x"), ("'x'",)),
@@ -161,6 +181,33 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "simulate: no cluster": (("simulate",), ("either",)),
     "simulate: seconds zero": (("simulate", "--speeds", "1", "--seconds", "0"), ("0 seconds",)),
     "simulate: endless": (("simulate", "--speeds", "1", "--seconds", "inf"), ("inf seconds",)),
+    "limit: no workers": (("limit", "--noise-scale", "500"), ("no workers", "--speeds")),
+    "limit: speed zero": (("limit", "--speeds", "1,0", "--noise-scale", "500"), ("speed 0",)),
+    "limit: speed beyond all devices": (("limit", "--speeds", "1e300", "--noise-scale", "1"), ("samples a second",)),
+    "limit: no noise scale": (LIMITED, ("--noise-scale", "race")),
+    "limit: noise scale below zero": ((*LIMITED, "--noise-scale=-1"), ("noise scale of -1",)),
+    "limit: noise scale not a number": ((*LIMITED, "--noise-scale", "nan"), ("noise scale of nan",)),
+    "limit: communication below zero": (
+        (*LIMITED, "--noise-scale", "1", "--comm-seconds=-0.1"),
+        ("all-reduce of -0.1",),
+    ),
+    "limit: communication not a number": (
+        (*LIMITED, "--noise-scale", "1", "--comm-seconds", "nan"),
+        ("all-reduce of nan",),
+    ),
+    "limit: communication without end": (
+        (*LIMITED, "--noise-scale", "1", "--comm-seconds", "inf"),
+        ("all-reduce of inf",),
+    ),
+    "limit: communication in the wrong unit": (
+        (*LIMITED, "--noise-scale", "1", "--comm-seconds", "1e9"),
+        ("a unit is wrong",),
+    ),
+    "limit: micro-batch of no time": (
+        (*LIMITED, "--noise-scale", "1", "--micro-batch-seconds", "0"),
+        ("more than zero seconds",),
+    ),
+    "limit: json": ((*LIMITED, "--noise-scale", "1", "--json", "missing/x.json"), ("missing/x.json",)),
     "simulate: json": (("simulate", "--speeds", "1", "--json", "missing/x.json"), ("missing/x.json",)),
 }
 FILES = {
@@ -217,10 +264,13 @@ def test_a_simulated_race_is_byte_equal_for_equal_seeds(
     assert "share of ideal" in said and "report.html" in said
     content = json.loads(first)
     # Those of the issue, and what a reader needs to run the race again.
-    assert list(content) == [*RACE, "target", "micro_batch_seconds"]
+    assert list(content) == [*RACE, "target", "micro_batch_seconds", "model", "optimizer", "lr"]
+    assert (content["model"], content["optimizer"], content["lr"]) == ("mlp", "sgd", 0.1)
     assert [result["strategy"] for result in content["results"]] == list(STRATEGIES)
     for result in content["results"]:
-        assert list(result) == RESULT
+        assert list(result) == [*RESULT, "limit"]
+        assert list(result["limit"]) == LIMIT
+        assert result["limit"]["hardware"] == result["share_of_ideal"] and result["limit"]["comm_seconds"] > 0
         assert [list(worker) for worker in result["workers"]] == [WORKER, WORKER]
         assert result["backend"] == "simulated" and result["seconds"] >= 2
         assert 0 < result["share_of_ideal"] <= 1
@@ -244,3 +294,39 @@ def test_what_simulate_writes(
     assert content["speeds"][:4] == [1.0, 0.5, 0.25, 1.0] and len(content["speeds"]) == 50
     assert content["events"] > 1000 and content["events_per_second"] > 0
     assert 0 < result["share_of_ideal"] <= 1
+
+
+def test_what_limit_prints_and_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "limit.json"
+    options = ["--speeds", "1,1,0.5,0.25", "--noise-scale", "500", "--comm-seconds", "0.01", "--json", str(file)]
+    assert paceline(monkeypatch, "limit", *options) == 0
+    headline, header, *rows, binds = capsys.readouterr().out.splitlines()
+    assert "4 workers, 4,400 samples a second" in headline and "noise scale 500" in headline
+    assert header.split()[:3] == ["at", "best", "batch"] and header.endswith("time")
+    assert [row.split()[0] for row in rows] == ["limit", "all-reduce", "balanced", "abs-sgd"]
+    assert rows[0].split()[1:4] == ["44", "10.0", "ms"] and "28.0 %" in rows[1] and rows[1].endswith("3.57 x")
+    assert binds.startswith("The noise of the gradients binds")
+    content = json.loads(file.read_text())
+    assert list(content) == [
+        *("samples_per_second", "noise_scale", "comm_seconds", "best_batch", "step_seconds"),
+        *("seconds_per_step_min", "binds", "methods"),
+    ]
+    assert (content["samples_per_second"], content["best_batch"], content["step_seconds"]) == (4400.0, 44, 0.01)
+    keys = ["method", "batch", "step_seconds", "hardware", "batch_share", "share"]
+    assert [list(method) for method in content["methods"]] == [keys] * 3
+
+
+def test_limit_needs_no_torch() -> None:
+    code = """
+import sys
+from paceline.cli import main
+sys.argv = ["paceline", "limit", "--speeds", "1,0.5", "--noise-scale", "100"]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -74,6 +74,28 @@ def test_a_table_on_a_terminal(events: dict[str, list[Event]]) -> None:
     assert race_table(race(events)).row_count == 2
 
 
+LIMIT = {
+    "share": 0.25,
+    "hardware": 0.355,
+    "batch": 1.055,
+    "statistics": None,
+    "noise_scale": 1234.5,
+    "comm_seconds": 0.004,
+    "best_batch": 88,
+    "seconds": 12.34,
+}
+
+
+def with_limit(race: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**race, "results": [{**result, "limit": {**LIMIT, **more}} for result in race["results"]]}
+
+
+def test_the_share_of_the_limit_has_a_column(events: dict[str, list[Event]]) -> None:
+    assert "of limit" in race_text(race(events)).splitlines()[0]
+    assert "25.0 %" in race_text(with_limit(race(events))).splitlines()[1]
+    assert "25.0 %" not in race_text(with_limit(race(events), share=None))
+
+
 def test_results_without_metric_or_rounds_have_a_table() -> None:
     assert "-" in race_text(race({"nothing": []})).splitlines()[1]
 
@@ -184,6 +206,16 @@ def test_the_page_is_whole_small_and_needs_no_network(tmp_path: Path, events: di
         assert expected in words
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
+
+
+def test_the_page_says_how_far_from_the_limit_each_stayed(events: dict[str, list[Event]]) -> None:
+    words = Page(render(with_limit(race(events)), events)).words
+    for expected in ("How far from the limit", "statistics", "105.5 %", "noise scale 1,234 samples", "best batch 88"):
+        assert expected in words
+    assert "an all-reduce 4.0 ms" in words and "to the target 12.3 s" in words
+    nothing = dict.fromkeys(("share", "batch", "statistics", "noise_scale", "best_batch", "seconds"))
+    assert "noise scale - samples" in Page(render(with_limit(race(events), **nothing), events)).words
+    assert "How far from the limit" not in render(race(events), events), "a race that does not know it"
 
 
 def test_all_text_is_escaped() -> None:

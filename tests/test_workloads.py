@@ -10,24 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline import workloads
 from paceline.errors import PacelineError
 from paceline.workloads import fashion_mnist
+from paceline.workloads.models import LeNet5, ResNet18
 from paceline.workloads.synthetic import synthetic
 from paceline.workloads.workload import Workload
 
 
-def train(workload: Workload, epochs: int, batch: int) -> float:
+def train(workload: Workload, epochs: int, batch: int, optimizer: str | None = None) -> float:
     model = workload.build_model(0)
-    optimizer = workload.build_optimizer(model)
+    moving = workload.build_optimizer(model, optimizer=optimizer)
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):
         for x, y in DataLoader(workload.train, batch_size=batch, shuffle=True, generator=generator):
-            optimizer.zero_grad()
+            moving.zero_grad()
             workload.loss(model, (x, y)).backward()
-            optimizer.step()
+            moving.step()
     return workload.evaluate(model)[0]
 
 
@@ -66,6 +68,32 @@ def test_options_of_the_optimizer() -> None:
     workload = synthetic(100, 4, 3)
     optimizer = workload.build_optimizer(workload.build_model(0), lr=0.5, momentum=0.0)
     assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.5, 0.0)
+    optimizer = workload.build_optimizer(workload.build_model(0), optimizer="adamw", lr=0.5, momentum=0.0)
+    assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.5, (0.0, 0.999))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "nesterov", "lr"),
+    [
+        (None, torch.optim.SGD, False, 0.02),
+        ("sgd", torch.optim.SGD, False, 0.02),
+        ("nesterov", torch.optim.SGD, True, 0.02),
+        ("adamw", torch.optim.AdamW, None, 1e-3),
+    ],
+)
+def test_each_optimizer_has_its_usual_learning_rate(
+    name: str | None, kind: type[torch.optim.Optimizer], nesterov: bool | None, lr: float
+) -> None:
+    workload = synthetic(100, 4, 3)
+    optimizer = workload.build_optimizer(workload.build_model(0), optimizer=name)
+    assert type(optimizer) is kind and optimizer.defaults["lr"] == lr
+    assert optimizer.defaults.get("nesterov") is nesterov
+    assert optimizer.defaults.get("momentum", optimizer.defaults.get("betas", (0.9,))[0]) == 0.9
+
+
+@pytest.mark.parametrize("name", workloads.OPTIMIZERS)
+def test_every_optimizer_learns(name: str) -> None:
+    assert train(workloads.load("synthetic"), epochs=2, batch=64, optimizer=name) >= 0.85
 
 
 def test_fetching_many_samples_is_fetching_each() -> None:
@@ -81,6 +109,40 @@ def test_unknown_names_suggest_the_nearest() -> None:
         workloads.load("zzz")
     with pytest.raises(PacelineError, match=r"no model for the workload fashion-mnist called 'lenet'.*lenet-5"):
         workloads.load("fashion-mnist", model="lenet")
+    with pytest.raises(PacelineError, match=r"no optimizer 'adam'\. Did you mean 'adamw'"):
+        synthetic(100, 4, 3).build_optimizer(synthetic(100, 4, 3).build_model(0), optimizer="adam")
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_every_model_of_the_table_is_there(name: str) -> None:
+    for model in workloads.MODELS[name]:
+        workload = workloads.load(name, model=model)
+        assert workload.build_model(0)(workload.test_x[:3]).shape == (3, 10)
+
+
+# ---- the residual network
+
+
+def test_resnet_has_eighteen_layers_and_the_papers_stages() -> None:
+    model = ResNet18(width=8)
+    sizes = [module.weight.shape for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert len([size for size in sizes if size[-1] == 3]) + 1 == 18, "17 convolutions and the classifier"
+    assert [size[0] for size in sizes if size[-1] == 1] == [16, 32, 64], "the ways where the shape changes"
+
+
+@pytest.mark.parametrize(("shape", "stem_stride"), [((1, 28, 28), 1), ((1, 28, 28), 2), ((3, 32, 32), 1)])
+def test_resnet_takes_small_images(shape: tuple[int, int, int], stem_stride: int) -> None:
+    model = ResNet18(width=2, classes=7, channels=shape[0], stem_stride=stem_stride)
+    assert model(torch.randn(2, *shape)).shape == (2, 7)
+    assert model.blocks(model.stem(torch.randn(2, *shape))).shape[1:] == (16, *[(shape[1] // stem_stride + 7) // 8] * 2)
+
+
+def test_resnets_samples_do_not_depend_on_their_company_and_ranks_hold_nothing_but_parameters() -> None:
+    model, images = ResNet18(width=4, stem_stride=2), torch.randn(6, 1, 28, 28)
+    together = model(images)
+    alone = torch.cat([model(part) for part in images.split((1, 2, 3))])
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert not list(model.buffers())
 
 
 def test_the_names_are_known_without_torch() -> None:
@@ -105,13 +167,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("model", [None, "lenet-5", "mlp"])
+@pytest.mark.parametrize("model", [None, *workloads.MODELS["fashion-mnist"]])
 def test_fashion_mnist_from_plain_and_compressed_files(folder: Path, model: str | None) -> None:
     workload = workloads.load("fashion-mnist", folder, model)
     assert workload.train.x.shape == (50, 1, 28, 28) and len(workload.test_y) == 20
     net = workload.build_model(0)
     assert net(workload.test_x).shape == (20, 10)
     assert workload.loss(net, workload.train[0:2]).item() > 0
+    assert (type(net) is LeNet5) == (model in (None, "lenet-5"))
+    assert [workload.learning_rate(optimizer) for optimizer in workloads.OPTIMIZERS] == [0.01, 0.01, 2e-3]
 
 
 def test_the_folder_may_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,11 @@ def race(
     ),
     speeds: SpeedsOption = None,
     workload: Annotated[str, typer.Option(help="digits, fashion-mnist or synthetic.")] = "digits",
+    model: Annotated[
+        str | None, typer.Option(help="mlp; for fashion-mnist lenet-5 (its default), mlp or resnet-18.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the workload's for the optimizer.")] = None,
     backend: Annotated[str, typer.Option(help="processes or simulated.")] = "processes",
     seconds: Annotated[float, typer.Option(help="That every strategy may train for.")] = 20.0,
     target: Annotated[float | None, typer.Option(help="Held-out metric to reach.")] = None,
@@ -62,6 +67,9 @@ def race(
         strategies=tuple(name.strip() for name in strategies.split(",") if name.strip()),
         speeds=parse_speeds(speeds),
         workload=workload,
+        model=model,
+        optimizer=optimizer,
+        lr=lr,
         backend=backend,
         seconds=seconds,
         target=target,
@@ -115,6 +123,31 @@ def simulate(
     check_writable(json_file)
     described = cluster_of(workers, parse_speeds(speeds), cluster, micro_batch_seconds, seed)
     result = simulate_timing(strategy, described, seconds=seconds, micro_batch=micro_batch, parameters=parameters)
+    write_json(json_file, result)
+
+
+@app.command()
+def limit(
+    speeds: SpeedsOption = None,
+    noise_scale: Annotated[
+        float | None, typer.Option(help="Of the gradients, in samples; a race measures it.", show_default=False)
+    ] = None,
+    comm_seconds: Annotated[float, typer.Option(help="Of one all-reduce; 0 is a free network.")] = 0.0,
+    micro_batch_seconds: Annotated[float, typer.Option(help="Of a micro-batch at speed 1.")] = 0.02,
+    micro_batch: Annotated[int, typer.Option(help="Samples in a micro-batch.", min=1)] = 32,
+    json_file: JsonOption = None,
+) -> None:
+    """Print what no method can beat on a cluster, what binds it, and how near to it each kind of method can come."""
+    from paceline.race.limit_of_cluster import show_limit
+
+    check_writable(json_file)
+    result = show_limit(
+        parse_speeds(speeds),
+        noise_scale=noise_scale,
+        comm_seconds=comm_seconds,
+        micro_batch_seconds=micro_batch_seconds,
+        micro_batch=micro_batch,
+    )
     write_json(json_file, result)
 
 

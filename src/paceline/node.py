@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
+from paceline.rules.learning_rate import AS_SET, StepScale
+
 if TYPE_CHECKING:  # the command line and the timing-only simulator must not pay for importing torch
     from torch import Tensor
 
@@ -56,6 +58,9 @@ class Values(Protocol):
     def plus(self, other: Any) -> Values:
         """The sum of both; either may be used up."""
 
+    def tensor(self) -> Tensor:
+        """The sum as one flat tensor, to look at."""
+
 
 class Gradient:
     """A sum of per-sample gradients and how many samples it is over.
@@ -63,8 +68,9 @@ class Gradient:
     Args:
         values: the sum; `None` in the timing-only simulator and for an empty contribution.
         count: samples that it is over. Zero for an empty contribution, which changes no mean.
-        samples: the positions in the run's global order that it settles: those of the sum, and any that were
-            discarded since the gradient before it. The ledger's proof that none is lost and none is used twice.
+        samples: their positions in the run's global order. The ledger's proof that none is lost and none is used
+            twice.
+        notes: of a total: the number that each rank sent along, in the order of the ranks.
 
     >>> batch = Gradient(None, 32, [range(0, 32)])
     >>> batch += Gradient(None, 16, [range(64, 80)])
@@ -72,12 +78,13 @@ class Gradient:
     (48, [range(0, 32), range(64, 80)])
     """
 
-    __slots__ = ("count", "samples", "values")
+    __slots__ = ("count", "notes", "samples", "values")
 
     def __init__(self, values: Values | None, count: int, samples: list[range] | None = None) -> None:
         self.values = values
         self.count = count
         self.samples = [] if samples is None else samples
+        self.notes: tuple[float, ...] = ()
 
     def __iadd__(self, other: Gradient) -> Gradient:
         self.samples += other.samples
@@ -103,19 +110,44 @@ class Node(ABC):
 
     rank: int
     world_size: int
+    micro_batch: int
+    """Samples in a micro-batch, as the user set it: the most that a device is asked for at once."""
+    at_most: int
+    """Samples in the micro-batch that is asked for."""
     state: dict[str, Any]
     """What must survive the round: tensors and numbers. A checkpoint holds it; locals die with the round."""
 
     # ---- learning
 
-    def gradient(self) -> Awaitable[Gradient]:
-        """One micro-batch at the present parameters. Empty when this rank has no data (then it lasts until
-        something in flight here arrives, so that a loop over empty gradients does not spin)."""
+    def gradient(self, at_most: int | None = None) -> Awaitable[Gradient]:
+        """One micro-batch at the present parameters, of `at_most` samples if the model can be trained on less than the
+        user's micro-batch. (A data loader with workers of its own has some ahead, of the size asked for earlier.) Empty
+        when this rank has no data: then it lasts until something in flight here arrives, so that a loop over empty
+        gradients does not spin."""
+        self.at_most = self.micro_batch if at_most is None or not self.divisible else at_most
         return NEXT_GRADIENT
 
     @abstractmethod
-    def apply(self, gradient: Gradient) -> None:
-        """One step of the user's optimizer with the mean of the gradient, which is used up. None if it is empty."""
+    def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        """One step of the user's optimizer with the mean of the gradient, which is used up. None if it is empty.
+        It starts from where the last `apply` or `adopt` ended."""
+
+    @abstractmethod
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        """Until the next `apply`, compute at the point to which a step with this gradient would lead. The optimizer
+        forgets the step, and the gradient is not used up. Nothing happens if it is empty."""
+
+    @abstractmethod
+    def discard(self, gradient: Gradient, reason: str) -> None:
+        """Do not use it, and say so in the books: its samples are settled by this rank's next contribution."""
+
+    @abstractmethod
+    def model(self, count: int, samples: list[range]) -> Gradient:
+        """This rank's parameters as a contribution that weighs as much as so many samples, and settles these."""
+
+    @abstractmethod
+    def adopt(self, total: Gradient) -> None:
+        """The mean of all ranks' `model` contributions becomes the parameters."""
 
     @property
     @abstractmethod
@@ -134,21 +166,48 @@ class Node(ABC):
 
     @property
     @abstractmethod
-    def has_momentum(self) -> bool:
-        """Whether the user's optimizer averages past gradients (momentum, Adam's first moment)."""
+    def momentum(self) -> float:
+        """How much of the last step the user's optimizer keeps (momentum, Adam's first beta); 0.0 for none."""
+
+    @property
+    @abstractmethod
+    def adaptive(self) -> bool:
+        """Whether the user's optimizer divides by the gradient's size, as Adam does."""
+
+    @property
+    @abstractmethod
+    def divisible(self) -> bool:
+        """Whether the model can be trained on smaller micro-batches; with BatchNorm all must be of the same size."""
+
+    # ---- what was measured
 
     @property
     @abstractmethod
     def seconds_per_sample(self) -> float:
         """What this rank's last micro-batches took to compute, smoothed; 0.0 before the first."""
 
+    @property
+    @abstractmethod
+    def overhead_samples(self) -> float:
+        """What a micro-batch costs beside its samples, in samples; 0.0 while it is not known."""
+
+    @property
+    @abstractmethod
+    def noise_scale(self) -> float | None:
+        """The batch size at which the gradient's noise is as large as the gradient, over the last rounds; the same on
+        all ranks. None while it is not known."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """Tell the user: in the log and in the run's record."""
+
     # ---- communication: starting it takes no time
 
     @abstractmethod
-    def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
+    def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
         """Start to add the gradients (sums and counts) of all ranks. It uses up what is given; the result is equal,
         bit for bit, on every rank. All ranks start the same collectives in the same order, and a rank hands in its
-        gradients in the order in which it computed them."""
+        gradients in the order in which it computed them. `note` reaches every rank: see `Gradient.notes`."""
 
     @abstractmethod
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
@@ -169,3 +228,8 @@ class Node(ABC):
     @abstractmethod
     def signalled(self, round_number: int) -> bool:
         """Whether somebody, or this rank itself, has signalled the round."""
+
+    @abstractmethod
+    def count(self, round_number: int, samples: int, target: int) -> None:
+        """Add this rank's newest samples to what the ranks have computed for the round. As soon as they have `target`
+        together, the round is signalled to everybody."""

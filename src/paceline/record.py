@@ -10,6 +10,7 @@ Every event is a flat dictionary with `kind`, `rank` and `t` (seconds since the 
 | wait     | end, round                    | the rank stood still from `t` to `end` for the round's collective    |
 | applied  | round, samples, own           | a step over `samples` of all ranks, `own` of them this rank's        |
 | discard  | samples, reason               | computed, but not used                                               |
+| noise    | round, squared_norm, variance | estimates of |g|² and of the trace of one sample's covariance        |
 | metric   | samples, metric, loss         | held-out metric and loss of a snapshot taken at `t`                  |
 | warning  | text                          | something that the user should know                                  |
 | end      |                               | the rank is done                                                     |

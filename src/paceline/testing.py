@@ -112,7 +112,9 @@ class Trial:
         return float((x @ parameters - self.y).square().mean())
 
 
-def check_strategy(strategy: Strategy, *, delay: int = 0) -> None:
+def check_strategy(
+    strategy: Strategy, *, delay: int | None = 0, lr_scale: Callable[[int], float] = lambda batch: 1.0
+) -> None:
     """Raise unless the strategy keeps the contract of every strategy that steps with averaged gradients.
 
     It converges; replays bit for bit; is SGD, `delay` rounds late, with one worker; loses and repeats no sample; leaves
@@ -120,15 +122,17 @@ def check_strategy(strategy: Strategy, *, delay: int = 0) -> None:
 
     Args:
         strategy: with the options to check.
-        delay: rounds between taking a gradient and stepping with it.
+        delay: rounds between taking a gradient and stepping with it; None for a method that is not SGD with one worker.
+        lr_scale: what the strategy multiplies the learning rate by, for a round over so many samples.
     """
-    _check_one_worker_is_sgd(strategy, delay)
+    if delay is not None:
+        _check_one_worker_is_sgd(strategy, delay, lr_scale)
     _check_samples_and_consensus(strategy)
     _check_replays(strategy)
     _check_converges(strategy)
 
 
-def _check_one_worker_is_sgd(strategy: Strategy, delay: int) -> None:
+def _check_one_worker_is_sgd(strategy: Strategy, delay: int, lr_scale: Callable[[int], float]) -> None:
     trial = Trial(strategy, speeds=(1.0,)).run()
     sizes = [event["samples"] for event in trial.events if event["kind"] == "join" and event["samples"]]
     order = torch.from_numpy(
@@ -136,7 +140,8 @@ def _check_one_worker_is_sgd(strategy: Strategy, delay: int) -> None:
     )
     history = [trial.first] * (delay + 1)
     for batch in order.split(sizes):
-        history.append(history[-1] - LEARNING_RATE * trial.gradient(history[-1 - delay], batch))
+        step = LEARNING_RATE * lr_scale(len(batch)) * trial.gradient(history[-1 - delay], batch)
+        history.append(history[-1] - step)
     torch.testing.assert_close(trial.parameters[0], history[-1], rtol=1e-4, atol=1e-5)
 
 

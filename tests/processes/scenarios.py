@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedules
 from torch.utils.data import Dataset, IterableDataset
 
 import paceline
@@ -29,6 +30,19 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "nesterov": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, amsgrad=True),
+}
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "exponential": lambda optimizer: schedules.ExponentialLR(optimizer, gamma=0.9),
+    "cosine": lambda optimizer: schedules.CosineAnnealingLR(optimizer, T_max=60),
+    "one-cycle": lambda optimizer: schedules.OneCycleLR(optimizer, max_lr=0.1, total_steps=60),
+    "warm-up": lambda optimizer: schedules.SequentialLR(
+        optimizer,
+        [schedules.LinearLR(optimizer, 0.1, total_iters=10), schedules.StepLR(optimizer, 9, gamma=0.5)],
+        milestones=[10],
+    ),
+    "plateau": lambda optimizer: schedules.ReduceLROnPlateau(optimizer),
 }
 
 
@@ -127,6 +141,49 @@ def train(
             time.sleep((slow or {}).get(str(run.rank), 0.0))
             driven.step()
     return diary.facts(model={name: tensor.tolist() for name, tensor in run.model_state().items()})
+
+
+def train_scheduled(
+    strategy: str,
+    samples: int,
+    epochs: int,
+    stepped: str,
+    schedule: str = "exponential",
+    over: str = "run",
+    first: str = "optimizer",
+    slow: dict[str, float] | None = None,
+) -> Facts:
+    """An ordinary loop with an ordinary scheduler, of which the run is told nothing.
+
+    `stepped` is after every micro-batch, every two with one step of the optimizer for both, every epoch, or never; the
+    scheduler is made over the run's optimizer or over torch's own, before (`first`) or after the run's optimizer.
+    """
+    model = linear()
+    with paceline.Run(strategy) as run:
+        loader = run.loader(Points(samples), micro_batch=4, epochs=epochs)
+        inner = OPTIMIZERS["momentum"](model.parameters())
+        if first == "scheduler":
+            scheduler = SCHEDULES[schedule](inner)
+        driven = run.optimizer(inner, model)
+        if first == "optimizer":
+            scheduler = SCHEDULES[schedule](driven if over == "run" else inner)
+        diary = Diary(run)
+        epoch = 0
+        for number, (indices, x, y) in enumerate(loader):
+            diary.given(loader, indices)
+            if stepped == "epoch" and loader.epoch > epoch:
+                epoch = loader.epoch
+                scheduler.step()
+            squared_error(model, x, y).backward()
+            time.sleep((slow or {}).get(str(run.rank), 0.0))
+            if stepped != "twos" or number % 2:
+                driven.step()
+                driven.zero_grad()
+            if stepped == "micro-batch" or (stepped == "twos" and number % 2):
+                scheduler.step()
+        last = scheduler.get_last_lr()
+    scheduler.step()
+    return diary.facts(last=last, afterwards=scheduler.get_last_lr())
 
 
 def dictionaries(batch: list[tuple[int, Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -249,8 +306,10 @@ def train_saving(
     save_at: list[int] | None = None,
     resume: bool = False,
     resume_from: str | None = None,
+    told: bool = True,
 ) -> Facts:
-    """Save after some rounds and break off when all is saved, or resume; with momentum and a schedule."""
+    """Save after some rounds and break off when all is saved, or resume; with momentum and a schedule, of which the run
+    is `told` or not."""
     model = linear()
     found: Facts = {}
     # Whoever is still in the round when rank 0 breaks off learns that it is lost.
@@ -258,7 +317,9 @@ def train_saving(
         loader = run.loader(Points(samples), micro_batch=4, epochs=epochs)
         inner = OPTIMIZERS["momentum"](model.parameters())
         driven = run.optimizer(inner, model)
-        run.scheduler(torch.optim.lr_scheduler.ExponentialLR(inner, gamma=0.9), every=20)
+        scheduler = SCHEDULES["exponential"](inner)
+        if told:
+            run.scheduler(scheduler, every=20)
         if resume:
             taken = run.resume(resume_from)
             found["taken"] = taken and str(taken)
@@ -283,6 +344,7 @@ def train_saving(
                 squared_error(model, x, y).backward()
                 time.sleep(0.005)  # long enough that the data lasts for several rounds
                 driven.step()
+                scheduler.step()
         finally:
             found |= diary.facts()
     return found
@@ -393,9 +455,12 @@ def train_apart(how: str) -> Facts:
     with paceline.Run("abs-sgd" if other and how == "strategy" else strategy, seed=int(other and how == "seed")) as run:
         loader = run.loader(Points(20 if other and how == "samples" else 24), micro_batch=4, epochs=1)
         driven = run.optimizer(OPTIMIZERS["sgd"](model.parameters()), model)
+        kept = [schedules.CosineAnnealingLR(driven, T_max=7 if other else 8)] if how == "schedule" else []
         for _, x, _ in loader:
             model(x.float()).sum().backward()
             driven.step()
+            for scheduler in kept:
+                scheduler.step()
     return {}
 
 
@@ -432,9 +497,15 @@ def mistake(how: str) -> Facts:
             next(iter(loader))
         inner = OPTIMIZERS["sgd"]((stranger if how == "stranger" else model).parameters())
         driven = run.optimizer(inner, model)
+        plateau = SCHEDULES["plateau"](driven) if how == "plateau" else None
         for _, x, y in loader:
-            squared_error(model, x, y).backward()
+            loss = squared_error(model, x, y)
+            loss.backward()
             driven.step()
+            if plateau is not None:
+                plateau.step(loss.item())
+            if how == "late":
+                run.scheduler(SCHEDULES["exponential"](inner))
             if how == "twice":
                 driven.step()
             if how == "schedule":

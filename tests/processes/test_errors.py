@@ -18,6 +18,7 @@ APART = {
     "option": "the option micro_batches is",
     "samples": "the data set's samples is",
     "seed": "the data set's seed is",
+    "schedule": "the description's schedulers is ['CosineAnnealingLR(",
 }
 MISTAKES = {
     "short": "The dataset has 3 samples, fewer than one micro-batch of 4.",
@@ -28,6 +29,8 @@ MISTAKES = {
     "stranger": "The optimizer holds 2 parameter(s) that are not the model's.",
     "twice": "optimizer.step() was called without a new micro-batch",
     "again": "The loader was iterated a second time.",
+    "plateau": "ReduceLROnPlateau cannot be driven by samples.",
+    "late": "run.scheduler(...) comes after run.loader(...) and run.optimizer(...), before the first micro-batch.",
 }
 
 

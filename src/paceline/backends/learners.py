@@ -8,12 +8,14 @@ runs, or an endless one that keeps no books.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.control.ledger import Ledger
 from paceline.errors import PacelineError
 from paceline.node import Gradient, Values
+from paceline.rules.learning_rate import StepScale
+from paceline.rules.noise import NoiseScale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +35,16 @@ class Learner(Protocol):
     def learning_rate(self) -> float: ...
 
     @property
-    def has_momentum(self) -> bool: ...
+    def momentum(self) -> float: ...
+
+    @property
+    def adaptive(self) -> bool: ...
+
+    @property
+    def divisible(self) -> bool: ...
+
+    @property
+    def noise(self) -> NoiseScale: ...
 
     def compute(self, samples: list[range]) -> Gradient:
         """The gradient of a micro-batch, at the parameters of now."""
@@ -47,8 +58,17 @@ class Learner(Protocol):
     def total(self, own: Any, reduced: Any) -> tuple[Values | None, int, bool]:
         """The sum in this rank's own memory, how many samples it is over, and whether some rank still has data."""
 
-    def apply(self, gradient: Gradient) -> None:
-        """One step with the gradient's mean."""
+    def apply(self, gradient: Gradient, scale: StepScale) -> float:
+        """One step with the gradient's mean; returns its norm."""
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale) -> None:
+        """Until the next step, compute where a step with this would lead."""
+
+    def model(self, count: int) -> Values | None:
+        """The parameters as a contribution."""
+
+    def adopt(self, total: Gradient) -> None:
+        """The mean of the models becomes the model."""
 
     def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """What a message carries: the sender may change its tensors the moment after."""
@@ -67,7 +87,10 @@ class TimingLearner:
 
     nbytes: int = 4_000_000
     learning_rate: float = 0.0
-    has_momentum: bool = False
+    momentum: float = 0.0
+    adaptive: bool = False
+    divisible: bool = True
+    noise: NoiseScale = field(default_factory=NoiseScale)
 
     @property
     def parameters(self) -> Tensor:
@@ -88,7 +111,16 @@ class TimingLearner:
     def total(self, own: tuple[int, bool], reduced: tuple[int, bool]) -> tuple[None, int, bool]:
         return None, *reduced
 
-    def apply(self, gradient: Gradient) -> None:
+    def apply(self, gradient: Gradient, scale: StepScale) -> float:
+        return 0.0
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale) -> None:
+        pass
+
+    def model(self, count: int) -> None:
+        return None
+
+    def adopt(self, total: Gradient) -> None:
         pass
 
     def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -114,8 +146,8 @@ class Data:
 class Source(Protocol):
     """Who gets which samples, and what became of them."""
 
-    def take(self, rank: int) -> list[range]:
-        """One micro-batch; [] when there is none now."""
+    def take(self, rank: int, at_most: int) -> list[range]:
+        """One micro-batch of at most so many samples; [] when there is none now."""
 
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         """The rank brings so many samples to the round, those that are dropped as non-finite counted too."""
@@ -137,8 +169,8 @@ class Endless:
     def __init__(self, micro_batch: int) -> None:
         self._micro_batch = range(micro_batch)
 
-    def take(self, rank: int) -> list[range]:
-        return [self._micro_batch]
+    def take(self, rank: int, at_most: int) -> list[range]:
+        return [self._micro_batch[:at_most] if at_most < len(self._micro_batch) else self._micro_batch]
 
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         pass
@@ -161,9 +193,15 @@ class Leases:
         self._progress = [0] * ledger.workers
         self._brought: dict[int, dict[int, int]] = {}
         self._gone: set[int] = set()
+        self._rest: dict[int, range] = {}
 
-    def take(self, rank: int) -> list[range]:
-        return self._ledger.lease(rank, 1)
+    def take(self, rank: int, at_most: int) -> list[range]:
+        lease = self._rest.pop(rank, None) or next(iter(self._ledger.lease(rank, 1)), None)
+        if lease is None:
+            return []
+        if len(lease) > at_most:
+            self._rest[rank] = lease[at_most:]
+        return [lease[:at_most]]
 
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         if count:

@@ -14,29 +14,50 @@ from paceline.backends.collectives import Collectives, CollectiveWork
 from paceline.backends.driver import DrivenNode, WaitableWork
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.replica import Replica
+from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
 from paceline.node import Gradient, Message, Work
 from paceline.record import Recorder
-from paceline.rules.speed import smoothed
+from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.speed import Speedometer
 
 log = logging.getLogger("paceline")
 
 
 class RoundTotal(Gradient):
     """The gradient of a whole round, and what else travelled with it: whether a rank has data left, whether one wants
-    a checkpoint, and how many samples each rank has settled."""
+    a checkpoint or has called a scheduler, how many samples each rank has settled, and each rank's note. Totals of
+    several rounds can be added up and applied in one step; `parts` are the rounds, with their samples and this rank's
+    own."""
 
-    __slots__ = ("own", "round_number", "saving", "settled", "working")
+    __slots__ = ("parts", "saving", "scheduler_called", "settled", "working")
 
     def __init__(self, gradient: Gradient, round_number: int, own: int, working: bool, extra: list[float]) -> None:
         super().__init__(gradient.values, gradient.count)
-        self.round_number, self.own, self.working = round_number, own, working
-        self.saving, self.settled = extra[0] > 0, extra[1:]
+        self.parts, self.working = [(round_number, gradient.count, own)], working
+        ranks = (len(extra) - FLAGS) // 2
+        self.saving, self.scheduler_called = extra[0] > 0, extra[1] > 0
+        self.settled, self.notes = extra[FLAGS : FLAGS + ranks], tuple(extra[FLAGS + ranks :])
+
+    def __iadd__(self, other: Gradient) -> Gradient:
+        assert isinstance(other, RoundTotal)
+        super().__iadd__(other)
+        self.parts += other.parts
+        self.working, self.notes = other.working, other.notes
+        self.saving, self.scheduler_called = (
+            self.saving or other.saving,
+            self.scheduler_called or other.scheduler_called,
+        )
+        self.settled = [mine + more for mine, more in zip(self.settled, other.settled, strict=True)]
+        return self
+
+
+FLAGS = 2  # a wish for a checkpoint, a scheduler's step
 
 
 def extra_numbers(world_size: int) -> int:
-    """How many numbers a rank adds to a contribution: a wish for a checkpoint, and one place a rank."""
-    return 1 + world_size
+    """How many numbers a rank adds to a contribution: the flags, and two places a rank."""
+    return FLAGS + 2 * world_size
 
 
 class ProcessNode(DrivenNode):
@@ -50,6 +71,7 @@ class ProcessNode(DrivenNode):
         recorder: where the events go.
         now: seconds since the run began.
         check_peers: raises when a peer is known to be lost.
+        micro_batch: the user's.
     """
 
     def __init__(
@@ -61,8 +83,10 @@ class ProcessNode(DrivenNode):
         recorder: Recorder,
         now: Callable[[], float],
         check_peers: Callable[[float], None],
+        micro_batch: int,
     ) -> None:
         self.rank, self.world_size = collectives.rank, collectives.world_size
+        self.micro_batch = self.at_most = micro_batch
         self.state: dict[str, Any] = {}
         self.replica, self._control, self._mailbox = replica, control, mailbox
         self._collectives, self._recorder, self._now = collectives, recorder, now
@@ -72,16 +96,16 @@ class ProcessNode(DrivenNode):
         self.samples_applied = 0
         self.samples_computed = 0
         self.out_of_data = False
-        self.save_wanted = False
+        self.save_wanted = self.scheduler_called = False
         self.settled_at_save: list[range] = []
         self.after_round: Callable[[RoundTotal], None] = lambda total: None
         self._finished = False
-        self._seconds_per_sample = 0.0
+        self._speed = Speedometer()
+        self._watch = Watch(self.warn)
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
         self._news: RoundTotal | None = None
-        self._discarded: list[range] = []
-        self._warned_non_finite = False
+        self._discarded = 0  # samples, since the last contribution
         self._last_backward: torch.cuda.Event | None = None
 
     # ---- learning
@@ -90,18 +114,14 @@ class ProcessNode(DrivenNode):
         """The gradient that the user's backward pass has just left."""
         self._bound_run_ahead()
         ended = self._now()
-        self._seconds_per_sample = smoothed(self._seconds_per_sample, (ended - began) / count)
+        self._speed.see(count, ended - began)
         self._recorder.write("compute", self.rank, began, end=ended, samples=count)
         self.samples_computed += count
-        return self.replica.take_gradients(count, self._take_discarded() + samples)
+        return self.replica.take_gradients(count, samples)
 
     def nothing(self) -> Gradient:
         """The gradient of a rank without data."""
-        return Gradient(None, 0, self._take_discarded())
-
-    def _take_discarded(self) -> list[range]:
-        discarded, self._discarded = self._discarded, []
-        return discarded
+        return Gradient(None, 0)
 
     def _bound_run_ahead(self) -> None:
         """On CUDA a backward pass is only enqueued when it returns; without a bound a strategy that computes while
@@ -112,27 +132,43 @@ class ProcessNode(DrivenNode):
             self._last_backward = torch.cuda.Event()
             self._last_backward.record()
 
-    def apply(self, gradient: Gradient) -> None:
+    def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
         self.suspended()  # two rounds may be applied without a pause between them: the first is over now
-        self.replica.apply(gradient)
-        self.samples_applied += gradient.count
+        norm = self.replica.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
-            self.rounds += 1
-            self._finished = not gradient.working
-            self.progress = [before + int(more) for before, more in zip(self.progress, gradient.settled, strict=True)]
-            self._control.report_progress(self.progress)
-            if gradient.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
-                self.settled_at_save = self._control.snapshot(self.progress)
-            self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
-            self._recorder.write(
-                "applied",
-                self.rank,
-                self._now(),
-                round=gradient.round_number,
-                samples=gradient.count,
-                own=gradient.own,
-            )
-            self._news = gradient
+            self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.learning_rate)
+            self._round_applied(gradient)
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        self.suspended()  # whoever looks at the parameters after a round sees those that all ranks have
+        self.replica.look_ahead(gradient, scale)
+
+    def model(self, count: int, samples: list[range]) -> Gradient:
+        return Gradient(self.replica.model_contribution(count), count, samples) if count else Gradient(None, 0, samples)
+
+    def adopt(self, total: Gradient) -> None:
+        self.suspended()
+        self.replica.adopt(total)
+        assert isinstance(total, RoundTotal)
+        self._round_applied(total)
+
+    def _round_applied(self, total: RoundTotal) -> None:
+        self.samples_applied += total.count
+        self.rounds += 1
+        self._finished = not total.working
+        self.progress = [before + int(more) for before, more in zip(self.progress, total.settled, strict=True)]
+        self._control.report_progress(self.progress)
+        if total.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
+            self.settled_at_save = self._control.snapshot(self.progress)
+        self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
+        now, noise = self._now(), self.replica.noise
+        for number, count, own in total.parts:
+            self._recorder.write("applied", self.rank, now, round=number, samples=count, own=own)
+        if self.rank == 0 and self.rounds % NOISE_EVERY == 0 and noise.value is not None:
+            last = total.parts[-1][0]
+            measured = {"squared_norm": noise.squared_norm, "variance": noise.variance}
+            self._recorder.write("noise", self.rank, now, round=last, **measured)
+        self._news = total
 
     @property
     def finished(self) -> bool:
@@ -147,26 +183,48 @@ class ProcessNode(DrivenNode):
         return self.replica.learning_rate
 
     @property
-    def has_momentum(self) -> bool:
-        return self.replica.has_momentum
+    def momentum(self) -> float:
+        return self.replica.momentum
+
+    @property
+    def adaptive(self) -> bool:
+        return self.replica.adaptive
+
+    @property
+    def divisible(self) -> bool:
+        return self.replica.divisible
 
     @property
     def seconds_per_sample(self) -> float:
-        return self._seconds_per_sample
+        return self._speed.seconds_per_sample
+
+    @property
+    def overhead_samples(self) -> float:
+        return self._speed.overhead_samples
+
+    @property
+    def noise_scale(self) -> float | None:
+        return self.replica.noise.value
+
+    def warn(self, text: str) -> None:
+        self._recorder.write("warning", self.rank, self._now(), text=text)
+        log.warning(text)
 
     # ---- communication
 
-    def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
+    def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
         round_number = self._started_rounds
         self._started_rounds += 1
-        own, samples = gradient.count, gradient.samples
+        own, settled = gradient.count, self._discarded + sum(map(len, gradient.samples))
+        self._discarded = 0
         extra = [0.0] * extra_numbers(self.world_size)
-        extra[0] = float(self.save_wanted)
-        extra[1 + self.rank] = float(sum(map(len, samples)))
-        self.save_wanted = False
+        extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
+        extra[FLAGS + self.rank] = float(settled)
+        extra[FLAGS + self.world_size + self.rank] = note
+        self.save_wanted = self.scheduler_called = False
         contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
         if not sound:
-            self._drop_non_finite(own, samples, round_number)
+            self._drop_non_finite(own, gradient.samples, round_number)
             own = 0
         sent = contribution.whole.nbytes
         self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own, bytes=sent)
@@ -181,23 +239,19 @@ class ProcessNode(DrivenNode):
 
     def _drop_non_finite(self, count: int, samples: list[range], round_number: int) -> None:
         self._account_discard(samples, count, "non-finite gradient")
-        if not self._warned_non_finite:
-            self._warned_non_finite = True
-            text = (
-                f"Rank {self.rank} dropped {count} samples of round {round_number}: their gradient has NaN or "
-                "infinity. Further ones are dropped and counted silently. Probably the learning rate is too high or "
-                "the data has non-finite values; with float16 use a GradScaler."
-            )
-            self._recorder.write("warning", self.rank, self._now(), text=text)
-            log.warning(text)
+        self._watch.non_finite(self.rank, count, round_number)
 
-    def discard(self, began: float, samples: list[range], reason: str) -> None:
-        """These samples were computed since `began` and are not used; the next gradient settles them."""
+    def discard(self, gradient: Gradient, reason: str) -> None:
+        self._discarded += sum(map(len, gradient.samples))
+        self._account_discard(gradient.samples, gradient.count, reason)
+        self.replica.release(gradient)
+
+    def computed_in_vain(self, began: float, samples: list[range], reason: str) -> None:
+        """These samples were computed since `began`, and the loop makes no step with them."""
         count = sum(map(len, samples))
         self._recorder.write("compute", self.rank, began, end=self._now(), samples=count)
         self.samples_computed += count
-        self._discarded += samples
-        self._account_discard(samples, count, reason)
+        self.discard(Gradient(None, count, samples), reason)
 
     def _account_discard(self, samples: list[range], count: int, reason: str) -> None:
         self._control.discard(samples, reason)
@@ -219,6 +273,9 @@ class ProcessNode(DrivenNode):
 
     def signalled(self, round_number: int) -> bool:
         return self._control.signalled(round_number)
+
+    def count(self, round_number: int, samples: int, target: int) -> None:
+        self._control.count(round_number, samples, target)
 
     # ---- for the driver
 

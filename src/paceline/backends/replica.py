@@ -5,8 +5,9 @@ collective moves one tensor, and no step packs or unpacks. Costs, in passes over
 one (its gradient times its count is written to, or added to, the sum), a round two more (is it finite? the mean).
 
 A contribution to a collective is longer than the gradients by a trailer of a few numbers: how many samples it is over,
-whether this rank still has data, and what a backend wants to add. They travel with the sum, so a missing contribution
-can never corrupt a mean, and all ranks learn in the same round that the data is at its end.
+whether this rank still has data, two squares from which the noise scale is worked out, and what a backend wants to add.
+They travel with the sum, so a missing contribution can never corrupt a mean, and all ranks learn in the same round that
+the data is at its end.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.backends.trial import OptimizerTrial, scaled
 from paceline.errors import PacelineError
 from paceline.node import Gradient
+from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.noise import NoiseScale
 
-TRAILER = 2  # count of samples, number of ranks with data left
+TRAILER = 4  # count of samples, number of ranks with data left, squared norm of the sum, squared count
+LARGEST_SQUARE = 1e38  # what float32 holds
 
 
 class FlatSum:
@@ -38,12 +44,15 @@ class FlatSum:
 
     def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
         if isinstance(other, FlatSum):
-            self.sums.add_(other.sums)
+            self.whole.add_(other.whole)  # of two totals also the trailers
         else:
             for view, part in zip(self.views, other.parts, strict=True):
                 if part is not None:
                     view.add_(part, alpha=other.count)
         return self
+
+    def tensor(self) -> Tensor:
+        return self.sums
 
 
 class FreshGradient:
@@ -57,6 +66,7 @@ class FreshGradient:
     def flat(self) -> FlatSum:
         """The sum over the samples, in a buffer of its own."""
         flat = self._replica.buffer()
+        flat.trailer.zero_()
         for view, part in zip(flat.views, self.parts, strict=True):
             if part is None:  # not reached by this backward pass
                 view.zero_()
@@ -68,6 +78,9 @@ class FreshGradient:
 
     def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
         return self.flat().plus(other)
+
+    def tensor(self) -> Tensor:
+        return self.flat().sums
 
 
 class Replica:
@@ -94,6 +107,11 @@ class Replica:
         self.parameters = torch.empty(self.size, dtype=dtype, device=device)
         self._sum_dtype = torch.promote_types(dtype, torch.float32)  # half precision cannot hold a sum or a count
         self._free: list[FlatSum] = []
+        self.noise = NoiseScale()
+        self.divisible = not any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._trial = OptimizerTrial(optimizer)
+        self._committed: Tensor | None = None
+        self._looks_ahead = False
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
@@ -143,40 +161,116 @@ class Replica:
         """The buffer that travels, and whether it is sound. A non-finite one is replaced by an empty one."""
         values = cast(FlatSum | FreshGradient | None, gradient.values)
         if values is None:
-            flat, sound = self.buffer(), True
+            flat, sound, norm = self.buffer(), True, 0.0
             flat.whole.zero_()
         else:
             flat = values.flat() if isinstance(values, FreshGradient) else values
-            sound = math.isfinite(flat.sums.sum().item())
+            norm = float(torch.linalg.vector_norm(flat.sums))
+            sound = math.isfinite(norm)
             if not sound:
                 flat.whole.zero_()
-        trailer = (gradient.count if sound else 0, working, *extra)
+        count = gradient.count if sound else 0
+        square = min(norm * norm, LARGEST_SQUARE) if count else 0.0
+        trailer = (count, working, square, count * count, *extra)
         flat.trailer.copy_(torch.tensor(trailer, dtype=flat.whole.dtype))
         return flat, sound
 
     def total(self, reduced: FlatSum) -> tuple[Gradient, bool, list[float]]:
         """A reduced buffer as a gradient over all ranks' samples, whether a rank has data left, and the sums of what
         the backend had added."""
-        count, working, *extra = reduced.trailer.tolist()
+        count, working, _, _, *extra = reduced.trailer.tolist()
         return Gradient(reduced, int(count)), working > 0, extra
 
-    def apply(self, gradient: Gradient) -> None:
-        """One optimizer step with the gradient's mean. Its memory goes back to the pool."""
+    def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> float:
+        """One optimizer step with the gradient's mean, from the point where the last one ended. The memory goes back to
+        the pool. Returns the mean's norm."""
+        self.return_from_looking_ahead()
+        flat = self._taken(gradient)
+        if flat is None or not gradient.count:
+            self._give_back(flat)
+            return 0.0
+        norm = self._measure(flat, gradient.count)
+        flat.sums.mul_(self._factor(norm, gradient.count))
+        self._step(flat, scale)
+        self._give_back(flat)
+        return norm / gradient.count
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        """Move to where a step with the gradient would lead; the optimizer forgets it. The gradient stays as it is."""
+        self.return_from_looking_ahead()
+        if gradient.values is None or not gradient.count:
+            return
+        if isinstance(gradient.values, FreshGradient):
+            gradient.values = gradient.values.flat()
+        own, flat = cast(FlatSum, gradient.values), self.buffer()
+        norm = float(torch.linalg.vector_norm(own.sums))
+        if math.isfinite(norm):
+            if self._committed is None:
+                self._committed = torch.empty_like(self.parameters)
+            self._committed.copy_(self.parameters)
+            self._looks_ahead = True
+            torch.mul(own.sums, self._factor(norm, gradient.count), out=flat.sums)
+            with self._trial:
+                self._step(flat, scale)
+        self._free.append(flat)
+
+    def return_from_looking_ahead(self) -> None:
+        if self._looks_ahead and self._committed is not None:
+            self.parameters.copy_(self._committed)
+            self._looks_ahead = False
+
+    @property
+    def committed(self) -> dict[str, Tensor]:
+        """The trained parameters where the last step ended, also while the rank computes at a point ahead of it."""
+        flat = self._committed if self._looks_ahead and self._committed is not None else self.parameters
+        return dict(zip(self.names, FlatSum(flat, self._trained).views, strict=True))
+
+    def model_contribution(self, count: int) -> FlatSum:
+        """The parameters, weighing as much as so many samples."""
+        flat = self.buffer()
+        torch.mul(self.parameters, count, out=flat.sums)
+        return flat
+
+    def adopt(self, total: Gradient) -> None:
+        """The mean of the models becomes the model."""
+        flat = self._taken(total)
+        if flat is not None and total.count:
+            torch.mul(flat.sums, 1 / total.count, out=self.parameters)
+        self._give_back(flat)
+
+    def release(self, gradient: Gradient) -> None:
+        """The gradient is not used; its memory is."""
+        self._give_back(self._taken(gradient) if isinstance(gradient.values, FlatSum) else None)
+
+    def _taken(self, gradient: Gradient) -> FlatSum | None:
         values = cast(FlatSum | FreshGradient | None, gradient.values)
         gradient.values = None
-        if values is None:
-            return
-        flat = values.flat() if isinstance(values, FreshGradient) else values
-        if gradient.count:
-            flat.sums.mul_(1 / gradient.count)
-            if self.clip_norm is not None:
-                norm = torch.linalg.vector_norm(flat.sums)
-                flat.sums.mul_(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
-            for parameter, view in zip(self._trained, flat.views, strict=True):
-                parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+        return values.flat() if isinstance(values, FreshGradient) else values
+
+    def _give_back(self, flat: FlatSum | None) -> None:
+        if flat is not None:
+            self._free.append(flat)
+
+    def _measure(self, flat: FlatSum, count: int) -> float:
+        """The norm of the sum; a round's total also tells the noise."""
+        norm = float(torch.linalg.vector_norm(flat.sums))
+        _, _, squares, counts = flat.trailer[:TRAILER].tolist()
+        if counts and norm * norm < LARGEST_SQUARE:
+            self.noise.see(count, norm * norm, squares, counts)
+        return norm
+
+    def _factor(self, norm: float, count: int) -> float:
+        """From a sum of this norm to its mean, clipped."""
+        if self.clip_norm is None:
+            return 1 / count
+        return min(1.0, self.clip_norm / (norm / count + 1e-6)) / count
+
+    def _step(self, flat: FlatSum, scale: StepScale) -> None:
+        for parameter, view in zip(self._trained, flat.views, strict=True):
+            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+        with scaled(self.optimizer, scale):
             self.optimizer.step()
-            self.drop_gradients()
-        self._free.append(flat)
+        self.drop_gradients()
 
     # ---- what strategies ask about the optimizer
 
@@ -185,9 +279,15 @@ class Replica:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
-    def has_momentum(self) -> bool:
+    def momentum(self) -> float:
         group = self.optimizer.param_groups[0]
-        return bool(group.get("momentum", 0)) or bool(group.get("betas", (0,))[0])
+        return float(group.get("momentum", 0.0)) or float(group.get("betas", (0.0,))[0])
+
+    @property
+    def adaptive(self) -> bool:
+        """torch's SGD and those written after it know dampening or Nesterov momentum; the others normalise."""
+        group = self.optimizer.param_groups[0]
+        return "dampening" not in group and "nesterov" not in group
 
 
 def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], list[nn.Parameter]]:

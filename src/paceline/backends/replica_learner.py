@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from paceline.backends.replica import FlatSum, Replica
 from paceline.control.ledger import order
 from paceline.node import Gradient
+from paceline.rules.learning_rate import StepScale
+from paceline.rules.noise import NoiseScale
 
 BackwardPass = Callable[[nn.Module, NDArray[np.int64]], object]
 """Puts the gradient of the mean loss over the data set's items with these indices into the parameters' `.grad`."""
@@ -49,8 +51,20 @@ class ReplicaLearner:
         return self.replica.learning_rate
 
     @property
-    def has_momentum(self) -> bool:
-        return self.replica.has_momentum
+    def momentum(self) -> float:
+        return self.replica.momentum
+
+    @property
+    def adaptive(self) -> bool:
+        return self.replica.adaptive
+
+    @property
+    def divisible(self) -> bool:
+        return self.replica.divisible
+
+    @property
+    def noise(self) -> NoiseScale:
+        return self.replica.noise
 
     def compute(self, samples: list[range]) -> Gradient:
         self.replica.drop_gradients()
@@ -89,8 +103,17 @@ class ReplicaLearner:
         gradient, working, _ = self.replica.total(own)
         return own, gradient.count, working
 
-    def apply(self, gradient: Gradient) -> None:
-        self.replica.apply(gradient)
+    def apply(self, gradient: Gradient, scale: StepScale) -> float:
+        return self.replica.apply(gradient, scale)
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale) -> None:
+        self.replica.look_ahead(gradient, scale)
+
+    def model(self, count: int) -> FlatSum:
+        return self.replica.model_contribution(count)
+
+    def adopt(self, total: Gradient) -> None:
+        self.replica.adopt(total)
 
     def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return tuple(tensor.detach().clone() for tensor in tensors)

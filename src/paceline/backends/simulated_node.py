@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.learners import Learner
+from paceline.backends.watch import Watch
 from paceline.node import Gradient, Message, Node, Values, Work
+from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.speed import Speedometer
+from paceline.simulator.cluster import WorkTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +26,24 @@ Waiter = tuple["SimulatedNode", int]
 class Collective:
     """One collective of all ranks."""
 
-    __slots__ = ("applied", "done", "joined", "kind", "nbytes", "number", "payloads", "round", "value", "waiters")
+    __slots__ = (
+        "applied",
+        "done",
+        "joined",
+        "kind",
+        "nbytes",
+        "notes",
+        "number",
+        "payloads",
+        "round",
+        "value",
+        "waiters",
+    )
 
     def __init__(self, kind: str, number: int, round_number: int | None, nbytes: int) -> None:
         self.kind, self.number, self.round, self.nbytes = kind, number, round_number, nbytes
         self.payloads: dict[int, Any] = {}
+        self.notes: Any = {}  # of each rank; a tuple when all are there
         self.waiters: list[Waiter] = []
         self.value: Any = None
         self.joined = inf  # when the last rank joined
@@ -36,11 +53,19 @@ class Collective:
 class RoundTotal(Gradient):
     """The gradient of a whole round, and what else travelled with it."""
 
-    __slots__ = ("collective", "own", "working")
+    __slots__ = ("parts", "working")
 
     def __init__(self, values: Values | None, count: int, working: bool, own: int, collective: Collective) -> None:
         super().__init__(values, count)
-        self.working, self.own, self.collective = working, own, collective
+        self.working, self.notes = working, collective.notes
+        self.parts = [(collective, count, own)]
+
+    def __iadd__(self, other: Gradient) -> Gradient:
+        assert isinstance(other, RoundTotal)
+        super().__iadd__(other)
+        self.parts += other.parts
+        self.working, self.notes = other.working, other.notes
+        return self
 
 
 class SimulatedWork(Work[T], ABC):
@@ -125,7 +150,7 @@ class Theatre(ABC):
     """What a node needs of the driver: to start something in virtual time."""
 
     @abstractmethod
-    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient) -> Work[Gradient]: ...
+    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient, note: float) -> Work[Gradient]: ...
 
     @abstractmethod
     def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]: ...
@@ -135,6 +160,18 @@ class Theatre(ABC):
 
     @abstractmethod
     def start_signal(self, node: SimulatedNode, round_number: int) -> None: ...
+
+    @abstractmethod
+    def start_count(self, node: SimulatedNode, round_number: int, samples: int, target: int) -> None: ...
+
+    @abstractmethod
+    def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None: ...
+
+    @abstractmethod
+    def round_over(self, node: SimulatedNode) -> None: ...
+
+    @abstractmethod
+    def warn(self, node: SimulatedNode, text: str) -> None: ...
 
     @abstractmethod
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None: ...
@@ -148,30 +185,40 @@ class SimulatedNode(Node):
     """
 
     __slots__ = (
-        "_run", "answer", "close", "collectives", "computing", "durations", "empties", "ended", "finished", "idle",
-        "in_flight", "learner", "mailbox", "out_of_data", "rank", "receivers", "rounds", "samples_applied",
-        "seconds_per_sample", "signals", "since", "state", "step", "ticket", "unsent", "waits_for", "warned",
-        "world_size",
+        "_run", "answer", "at_most", "close", "collectives", "computing", "discarded", "empties", "ended", "finished",
+        "idle", "in_flight", "learner", "mailbox", "micro_batch", "out_of_data", "rank", "receivers", "rounds",
+        "samples_applied", "signals", "since", "speed", "state", "step", "ticket", "times", "unsent", "waits_for",
+        "watch", "world_size",
     )  # fmt: skip
 
     finished: bool
-    seconds_per_sample: float
 
-    def __init__(self, rank: int, world_size: int, learner: Learner, durations: Iterator[float], run: Theatre) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        learner: Learner,
+        times: WorkTimes,
+        run: Theatre,
+    ) -> None:
         self.rank, self.world_size, self.learner = rank, world_size, learner
         self.state: dict[str, Any] = {}
-        self.durations, self._run = durations, run
+        self.times, self._run = times, run
+        self.micro_batch = self.at_most = times.micro_batch
+        self.speed, self.watch = Speedometer(), Watch(self.warn)
         self.step: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""
         self.close: Callable[[], None] | None = None
-        self.ended = self.finished = self.out_of_data = self.idle = self.warned = False
+        self.ended = self.finished = self.out_of_data = self.idle = False
         self.computing: Gradient | None = None
         """The micro-batch under way."""
         self.waits_for: SimulatedWork[Any] | None = None
         self.answer: Gradient | None = None
         """What to send in when the wait is over."""
-        self.since = self.seconds_per_sample = 0.0
-        self.ticket = self.empties = self.unsent = self.samples_applied = self.collectives = self.rounds = 0
+        self.since = 0.0
+        self.ticket = self.empties = self.unsent = self.discarded = self.samples_applied = self.collectives = (
+            self.rounds
+        ) = 0
         self.signals: set[int] = set()
         self.mailbox: deque[Message] = deque()
         self.receivers: deque[ReceiveWork] = deque()
@@ -179,10 +226,26 @@ class SimulatedNode(Node):
 
     # ---- learning
 
-    def apply(self, gradient: Gradient) -> None:
-        self.learner.apply(gradient)
+    def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        norm = self.learner.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
+            self.watch.see(self.rounds, norm, gradient.count, gradient.working, self.learner.learning_rate)
             self._run.round_applied(self, gradient)
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        self._run.round_over(self)
+        self.learner.look_ahead(gradient, scale)
+
+    def discard(self, gradient: Gradient, reason: str) -> None:
+        self._run.discard(self, gradient, reason)
+
+    def model(self, count: int, samples: list[range]) -> Gradient:
+        return Gradient(self.learner.model(count) if count else None, count, samples)
+
+    def adopt(self, total: Gradient) -> None:
+        self.learner.adopt(total)
+        assert isinstance(total, RoundTotal)
+        self._run.round_applied(self, total)
 
     @property
     def parameters(self) -> Tensor:
@@ -193,13 +256,36 @@ class SimulatedNode(Node):
         return self.learner.learning_rate
 
     @property
-    def has_momentum(self) -> bool:
-        return self.learner.has_momentum
+    def momentum(self) -> float:
+        return self.learner.momentum
+
+    @property
+    def adaptive(self) -> bool:
+        return self.learner.adaptive
+
+    @property
+    def divisible(self) -> bool:
+        return self.learner.divisible
+
+    @property
+    def seconds_per_sample(self) -> float:
+        return self.speed.seconds_per_sample
+
+    @property
+    def overhead_samples(self) -> float:
+        return self.speed.overhead_samples
+
+    @property
+    def noise_scale(self) -> float | None:
+        return self.learner.noise.value
+
+    def warn(self, text: str) -> None:
+        self._run.warn(self, text)
 
     # ---- communication
 
-    def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
-        return self._run.start_all_reduce(self, gradient)
+    def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
+        return self._run.start_all_reduce(self, gradient, note)
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
         return self._run.start_all_gather(self, value)
@@ -221,6 +307,9 @@ class SimulatedNode(Node):
 
     def signalled(self, round_number: int) -> bool:
         return round_number in self.signals
+
+    def count(self, round_number: int, samples: int, target: int) -> None:
+        self._run.start_count(self, round_number, samples, target)
 
     # ---- for the driver
 

@@ -22,11 +22,12 @@ from paceline.backends.simulated_node import (
     Waiter,
 )
 from paceline.backends.standstill import standstill
+from paceline.backends.watch import NOISE_EVERY
+from paceline.control.signals import RoundSignals
 from paceline.errors import PacelineError
 from paceline.node import NEXT_GRADIENT, Gradient, Message, Work
-from paceline.rules.speed import smoothed
 from paceline.simulator.clock import Clock
-from paceline.simulator.cluster import Cluster
+from paceline.simulator.cluster import Cluster, WorkTimes
 from paceline.simulator.faults import Crash, FaultPlan
 from paceline.simulator.network import Traffic
 from paceline.simulator.trace import Trace
@@ -60,9 +61,9 @@ class VirtualRun(Theatre):
         on_applied: OnApplied | None,
     ) -> None:
         self.clock, self.trace, self._on_applied = Clock(), trace, on_applied
-        self._micro_batch, self._until = limits
+        self._until = limits[1]
         self.nodes = [
-            SimulatedNode(rank, cluster.workers, learner, cluster.durations(rank), self)
+            SimulatedNode(rank, cluster.workers, learner, WorkTimes(cluster.durations(rank), limits[0]), self)
             for rank, learner in enumerate(learners)
         ]
         self._strategy, self._cluster, self._source = strategy, cluster, source
@@ -71,7 +72,7 @@ class VirtualRun(Theatre):
         self.last_applied = 0.0
         self._news = False
         self._open: dict[int, Collective] = {}
-        self._signalled: set[int] = set()
+        self._signals = RoundSignals()
         self.rounds = self.samples_applied = self._empties = 0
 
     # ---- from the beginning to the end
@@ -124,9 +125,8 @@ class VirtualRun(Theatre):
         except StopIteration:
             self._end(node, "left over by the strategy")
             asked = None
-        if self._news and self._on_applied is not None:
-            self._news = False
-            self._on_applied(node.rank, self.clock.now, node.samples_applied)
+        if self._news:
+            self.round_over(node)
         if asked is None:
             return
         if leak := node.learner.leaked():
@@ -140,16 +140,14 @@ class VirtualRun(Theatre):
 
     def _start_micro_batch(self, node: SimulatedNode) -> None:
         now = self.clock.now
-        samples = self._source.take(node.rank) if now < self._until else None
+        samples = self._source.take(node.rank, node.at_most) if now < self._until else None
         if not samples:
             self._start_idling(node)
             return
         node.out_of_data, node.empties, self._empties = False, 0, 0
         node.computing = gradient = node.learner.compute(samples)
         node.since = now
-        seconds = next(node.durations)
-        if gradient.count != self._micro_batch:
-            seconds *= gradient.count / self._micro_batch
+        seconds = node.times.seconds(gradient.count)
         end = now + seconds
         if node.rank in self._faults.touched:
             end = self._faults.end(node.rank, now, seconds)
@@ -162,7 +160,7 @@ class VirtualRun(Theatre):
             return
         node.computing = None
         start, end, count = node.since, self.clock.now, gradient.count
-        node.seconds_per_sample = smoothed(node.seconds_per_sample, (end - start) / count)
+        node.speed.see(count, end - start)
         node.unsent += count
         self.trace.compute(node.rank, start, end, count)
         self._advance(node, gradient)
@@ -202,28 +200,32 @@ class VirtualRun(Theatre):
 
     # ---- collectives
 
-    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient) -> Work[Gradient]:
+    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient, note: float) -> Work[Gradient]:
         own, samples = gradient.count, gradient.samples
         node.unsent -= own
         payload, sound = node.learner.contribution(gradient, not node.out_of_data)
         round_number = node.rounds
         node.rounds += 1
-        self._source.contribute(node.rank, round_number, own)
+        self._source.contribute(node.rank, round_number, own + node.discarded)
+        node.discarded = 0
         if not sound:
             self._drop_non_finite(node, own, samples, round_number)
             own = 0
         nbytes = node.learner.nbytes
         self.trace.join(node.rank, self.clock.now, round_number, own, nbytes)
-        work = AllReduceWork(self._join(node, "all-reduce", payload, nbytes, round_number), node, own)
+        collective = self._join(node, "all-reduce", payload, nbytes, round_number, note)
+        work = AllReduceWork(collective, node, own)
         node.fly(work)
         return work
 
     def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]:
-        work = AllGatherWork(self._join(node, "all-gather", value, 8, None))
+        work = AllGatherWork(self._join(node, "all-gather", value, 8, None, 0.0))
         node.fly(work)
         return work
 
-    def _join(self, node: SimulatedNode, kind: str, payload: Any, nbytes: int, round_number: int | None) -> Collective:
+    def _join(
+        self, node: SimulatedNode, kind: str, payload: Any, nbytes: int, round_number: int | None, note: float
+    ) -> Collective:
         number = node.collectives
         node.collectives += 1
         collective = self._open.get(number)
@@ -233,6 +235,8 @@ class VirtualRun(Theatre):
             raise self._out_of_order(node, collective, kind)
         self.trace.ranks[node.rank].nbytes += nbytes
         collective.payloads[node.rank] = payload
+        if note:
+            collective.notes[node.rank] = note
         if len(collective.payloads) == len(self.nodes):
             del self._open[number]
             collective.joined = self.clock.now
@@ -253,37 +257,50 @@ class VirtualRun(Theatre):
         ordered = [collective.payloads[node.rank] for node in self.nodes]
         gathers = collective.kind == "all-gather"
         collective.value = tuple(ordered) if gathers else self.nodes[0].learner.reduce(ordered)
+        if collective.notes:
+            collective.notes = tuple(collective.notes.get(node.rank, 0.0) for node in self.nodes)
         collective.done = True
         for waiter in collective.waiters:
             self._wake(waiter)
 
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
-        collective, now = total.collective, self.clock.now
-        assert collective.round is not None
+        now = self.clock.now
         node.finished = not total.working
         node.samples_applied += total.count
         if total.count:
             self.last_applied = now
-        if not collective.applied:
-            collective.applied = True
-            self.rounds += total.count > 0
-            self.samples_applied += total.count
-            self._source.commit(collective.round)
-        self.trace.applied(node.rank, now, collective.round, total.count, total.own)
+        for collective, count, own in total.parts:
+            number = collective.round
+            assert number is not None
+            if not collective.applied:
+                collective.applied = True
+                self.rounds += count > 0
+                self.samples_applied += count
+                self._source.commit(number)
+            self.trace.applied(node.rank, now, number, count, own)
+            noise = node.learner.noise
+            if node.rank == 0 and number % NOISE_EVERY == 0 and noise.value is not None:
+                self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 
+    def round_over(self, node: SimulatedNode) -> None:
+        if self._news and self._on_applied is not None:
+            self._on_applied(node.rank, self.clock.now, node.samples_applied)
+        self._news = False
+
+    def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None:
+        node.unsent -= gradient.count
+        node.discarded += gradient.count
+        self._source.discard(node.rank, gradient.samples, reason)
+        self.trace.discard(node.rank, self.clock.now, gradient.count, reason)
+
+    def warn(self, node: SimulatedNode, text: str) -> None:
+        self.trace.warn(node.rank, self.clock.now, text)
+
     def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range], round_number: int) -> None:
-        now = self.clock.now
         self._source.discard(node.rank, samples, "non-finite gradient")
-        self.trace.discard(node.rank, now, count, "non-finite gradient")
-        if not node.warned:
-            node.warned = True
-            self.trace.warn(
-                node.rank,
-                now,
-                f"Rank {node.rank} dropped {count} samples of round {round_number}: their gradient has NaN or "
-                "infinity. Further ones are dropped and counted silently. Probably the learning rate is too high.",
-            )
+        self.trace.discard(node.rank, self.clock.now, count, "non-finite gradient")
+        node.watch.non_finite(node.rank, count, round_number)
 
     # ---- messages and signals
 
@@ -312,13 +329,19 @@ class VirtualRun(Theatre):
     def start_signal(self, node: SimulatedNode, round_number: int) -> None:
         """The first signal of a round reaches everybody; later ones would tell them nothing new."""
         node.signals.add(round_number)
-        if round_number in self._signalled:
-            return
-        self._signalled.add(round_number)
-        now, arrivals = self.clock.now, dict[float, list[SimulatedNode]]()
-        for other in self.nodes:
-            opens = self._faults.open((node.rank, other.rank), now)
-            if other is not node and opens < inf:
+        if self._signals.add(round_number):
+            self._spread(round_number, node, [other for other in self.nodes if other is not node])
+
+    def start_count(self, node: SimulatedNode, round_number: int, samples: int, target: int) -> None:
+        """The control plane counts without delay; that it has enough reaches everybody as a signal does."""
+        if self._signals.add(round_number, samples, target):
+            self._spread(round_number, node, self.nodes)
+
+    def _spread(self, round_number: int, origin: SimulatedNode, hearers: Sequence[SimulatedNode]) -> None:
+        arrivals = dict[float, list[SimulatedNode]]()
+        for other in hearers:
+            opens = self._faults.open((origin.rank, other.rank), self.clock.now)
+            if opens < inf:
                 arrivals.setdefault(opens + self._cluster.network.latency, []).append(other)
         for time, reached in arrivals.items():
             self.clock.at(time, self._hear, (round_number, reached))

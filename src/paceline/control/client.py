@@ -113,7 +113,12 @@ class ControlClient:
     def signal(self, round_number: int) -> None:
         """Tell every rank that the round is over."""
         if self._signals.add(round_number):
-            self._tell("signal", {"round": round_number})
+            self._tell("signal", {"round": round_number, "samples": 0, "target": 0})
+
+    def count(self, round_number: int, samples: int, target: int) -> None:
+        """Add to the round's samples; the service signals the round when it has the target."""
+        if round_number not in self._signals:
+            self._tell("signal", {"round": round_number, "samples": samples, "target": target})
 
     def signalled(self, round_number: int) -> bool:
         """Whether somebody, or this rank itself, has signalled the round."""

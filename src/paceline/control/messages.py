@@ -86,7 +86,7 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "discard": {"ranges": SPANS, "reason": text},
     "give_back": {"ranges": SPANS},
     "snapshot": {"samples": PROGRESS},
-    "signal": {"round": natural},
+    "signal": {"round": natural, "samples": natural, "target": natural},
     "heartbeat": {"metrics": mapping},
     "leave": {"error": text},
     "status": {},

@@ -309,7 +309,7 @@ class ControlService:
         return None
 
     def _signal(self, peer: _Peer, frame: Frame) -> Answer:
-        if self._signals.add(frame.metadata["round"]):
+        if self._signals.add(**frame.metadata):
             self._push(Frame("signalled", {"round": frame.metadata["round"]}))
         return None
 

@@ -6,24 +6,33 @@ REMEMBERED_ROUNDS = 1024  # ranks are at most a few rounds apart; nobody asks ab
 
 
 class RoundSignals:
-    """A set of recent round numbers.
+    """A set of recent round numbers. A round is over when somebody says so, or when it has enough samples.
 
     >>> signals = RoundSignals()
     >>> signals.add(7), signals.add(7), 7 in signals, 8 in signals
     (True, False, True, False)
+    >>> signals.add(8, samples=30, target=50), signals.add(8, samples=30, target=50)
+    (False, True)
     """
 
     def __init__(self) -> None:
         self._rounds: set[int] = set()
+        self._samples: dict[int, int] = {}
 
-    def add(self, round_number: int) -> bool:
-        """Remember the round; whether that is news."""
-        if round_number in self._rounds:
+    def add(self, round: int, samples: int = 0, target: int = 0) -> bool:
+        """Add samples to the round; whether it is news that this ends it."""
+        if round in self._rounds:
             return False
-        self._rounds.add(round_number)
+        counted = self._samples.get(round, 0) + samples
+        if counted < target:
+            self._samples[round] = counted
+            return False
+        self._samples.pop(round, None)
+        self._rounds.add(round)
         if len(self._rounds) > 2 * REMEMBERED_ROUNDS:
             oldest = max(self._rounds) - REMEMBERED_ROUNDS
             self._rounds = {number for number in self._rounds if number > oldest}
+            self._samples = {number: kept for number, kept in self._samples.items() if number > oldest}
         return True
 
     def __contains__(self, round_number: int) -> bool:

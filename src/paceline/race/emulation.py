@@ -9,63 +9,88 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.race.spec import RaceSpec
 from paceline.workloads.workload import Workload
 
 SOLO_SECONDS = 1.0
 LEAST_MICRO_BATCH_SECONDS = 0.02
 # Computing may take this part of a micro-batch at speed 1, so that four workers together fit on two cores.
 COMPUTE_SHARE = 0.25
+# Enough to make up for a row of small micro-batches, each of which really took longer than its part of a whole one;
+# so little that after a machine's standstill nobody sees a device run at the speed of the machine for long.
+MOST_MICRO_BATCHES_LATE = 3
 
 
 class EmulatedDevice:
-    """Stretches the computing inside `micro_batch()` to what the emulated device would need.
+    """Stretches the computing inside `micro_batch(...)` to what the emulated device would need.
+
+    Time is in proportion to samples, as in the simulator. A real computation is not: that of a few samples may take
+    longer than their part of a whole micro-batch, and a sleep may end late. Such delay is taken off the next
+    micro-batches, so that the device keeps its speed on average, whatever the sizes.
 
     Args:
-        next_duration: seconds of the next micro-batch on that device.
+        durations: seconds of the first, second, … micro-batch on that device, if it is a whole one.
+        mean_seconds: of a whole one on average; no more than `MOST_MICRO_BATCHES_LATE` times it is carried over.
+        micro_batch: samples in a whole one.
+        clock, sleep: of this machine, in seconds.
     """
 
-    def __init__(self, next_duration: Callable[[], float]) -> None:
-        self._next_duration = next_duration
+    def __init__(
+        self,
+        durations: Iterator[float],
+        mean_seconds: float,
+        micro_batch: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._durations, self._micro_batch = durations, micro_batch
+        self._clock, self._sleep = clock, sleep
+        self._late, self._most_late = 0.0, MOST_MICRO_BATCHES_LATE * mean_seconds
 
     @contextmanager
-    def micro_batch(self) -> Iterator[None]:
-        until = time.perf_counter() + self._next_duration()
+    def micro_batch(self, samples: int) -> Iterator[None]:
+        """Around the computing of a micro-batch of so many samples."""
+        until = self._clock() - self._late + next(self._durations) * samples / self._micro_batch
         yield
-        rest = until - time.perf_counter()
+        rest = until - self._clock()
         if rest > 0:
-            time.sleep(rest)
+            self._sleep(rest)
+        self._late = min(max(self._clock() - until, 0.0), self._most_late)
 
 
-def compute_seconds(workload: Workload, seed: int) -> float:
+def compute_seconds(workload: Workload, spec: RaceSpec) -> float:
     """What one micro-batch takes to compute on this machine, on one thread: the median of a few."""
-    timed = sorted(1 / rate for rate in _solo_rates(workload, seed, EmulatedDevice(lambda: 0.0), repeats=15))
+    at_once = EmulatedDevice(repeat(0.0), 0.0, workload.micro_batch)
+    timed = sorted(1 / rate for rate in _solo_rates(workload, spec, at_once, repeats=15))
     return timed[len(timed) // 2]
 
 
-def solo_speed(workload: Workload, seed: int, seconds_per_micro_batch: float) -> float:
+def solo_speed(workload: Workload, spec: RaceSpec, seconds_per_micro_batch: float) -> float:
     """Samples a second of one worker with nobody beside it: the yardstick of *share of ideal*."""
-    device = EmulatedDevice(lambda: seconds_per_micro_batch)
+    device = EmulatedDevice(repeat(seconds_per_micro_batch), seconds_per_micro_batch, workload.micro_batch)
     repeats = max(5, round(SOLO_SECONDS / seconds_per_micro_batch))
-    rates = list(_solo_rates(workload, seed, device, repeats))
+    rates = list(_solo_rates(workload, spec, device, repeats))
     return workload.micro_batch * len(rates) / sum(1 / rate for rate in rates)
 
 
-def _solo_rates(workload: Workload, seed: int, device: EmulatedDevice, repeats: int) -> Iterator[float]:
+def _solo_rates(workload: Workload, spec: RaceSpec, device: EmulatedDevice, repeats: int) -> Iterator[float]:
     """Micro-batches a second, one value for each, of an ordinary training loop."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model = workload.build_model(seed)
-        optimizer = workload.build_optimizer(model)
+        model = workload.build_model(spec.seed)
+        optimizer = spec.build_optimizer(workload, model)
         done, warm_up = 0, 3
         while done < repeats + warm_up:
             began = time.perf_counter()
             for batch in DataLoader(workload.train, batch_size=workload.micro_batch, shuffle=True, drop_last=True):
-                with device.micro_batch():
+                with device.micro_batch(len(batch[1])):
                     optimizer.zero_grad()
                     workload.loss(model, batch).backward()
                 optimizer.step()

@@ -11,12 +11,12 @@ from typing import Any
 
 import tomli_w
 
-from paceline import workloads
 from paceline.errors import PacelineError
 from paceline.launch.command import explain
 from paceline.launch.local import launch
 from paceline.launch.surroundings import new_run
 from paceline.race.emulation import COMPUTE_SHARE, LEAST_MICRO_BATCH_SECONDS, compute_seconds, solo_speed
+from paceline.race.limit_of_race import contribution_bytes, measured_comm_seconds, shares_of_limit
 from paceline.race.simulated import race_simulated
 from paceline.race.spec import RaceSpec
 from paceline.record import Event, read_events, write_events
@@ -45,7 +45,7 @@ class Course:
 
 def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     """Run the race, print its table, write its report; the result is what `--json` holds."""
-    workload = workloads.load(spec.workload, Path(spec.data) if spec.data else None)
+    workload = spec.load_workload()
     course = lay_out(spec, workload)
     folder = new_run(out / "race")
     (folder / "config.toml").write_text(tomli_w.dumps(_settings(course)))
@@ -59,6 +59,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
             write_events(run_folder / "events", happened)
         events[strategy] = happened
         results.append(_result(course, strategy, happened))
+    _add_limits(course, results, events)
     race = {
         "results": results,
         "ideal_samples_per_second": sum(course.speeds),
@@ -67,6 +68,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
         "seed": spec.seed,
         "target": course.target,
         "micro_batch_seconds": course.cluster.micro_batch_seconds,
+        **spec.learning(workload),
     }
     (folder / "race.json").write_text(json.dumps(race, indent=1) + "\n")
     show_race(race)
@@ -83,12 +85,12 @@ def lay_out(spec: RaceSpec, workload: Workload) -> Course:
         return Course(spec, workload, cluster, speeds)
     base = spec.micro_batch_seconds
     if base is None:
-        base = max(LEAST_MICRO_BATCH_SECONDS, compute_seconds(workload, spec.seed) / COMPUTE_SHARE)
+        base = max(LEAST_MICRO_BATCH_SECONDS, compute_seconds(workload, spec) / COMPUTE_SHARE)
     cluster = spec.build_cluster(base)
     if spec.cluster and (cluster.faults or cluster.network != Network()):
         print("Note: network and faults of a cluster file act only in the simulator; processes emulate its devices.")
     print(f"Measuring each of {cluster.workers} workers alone ...", flush=True)
-    speeds = [solo_speed(workload, spec.seed, cluster.mean_seconds(rank)) for rank in range(cluster.workers)]
+    speeds = [solo_speed(workload, spec, cluster.mean_seconds(rank)) for rank in range(cluster.workers)]
     return Course(spec, workload, cluster, speeds)
 
 
@@ -113,8 +115,30 @@ def _result(course: Course, strategy: str, events: list[Event]) -> dict[str, Any
     return {"strategy": strategy, "backend": course.spec.backend, **summary.as_dict()}
 
 
+def _add_limits(course: Course, results: list[dict[str, Any]], events: dict[str, list[Event]]) -> None:
+    """How far from the limit each stayed: that takes the events of all of them."""
+    limits = shares_of_limit(
+        results,
+        events,
+        speeds=course.speeds,
+        comm_seconds=_comm_seconds(course, events),
+        target=course.target,
+    )
+    for result, share in zip(results, limits, strict=True):
+        result["limit"] = share
+
+
+def _comm_seconds(course: Course, events: dict[str, list[Event]]) -> float | None:
+    """What an all-reduce takes: in the simulator the network says so, on processes it is measured."""
+    workers = course.cluster.workers
+    if course.spec.backend == "simulated":
+        return course.cluster.network.all_reduce_seconds(workers, contribution_bytes(events.values()))
+    return 0.0 if workers == 1 else measured_comm_seconds(events.values())
+
+
 def _settings(course: Course) -> dict[str, Any]:
     """The race as a configuration: TOML knows no null, so what is not set is left out."""
     spec = json.loads(course.spec.to_json())
     chosen = {"target": course.target, "micro_batch_seconds": course.cluster.micro_batch_seconds}
-    return {key: value for key, value in {**spec, **chosen}.items() if value is not None}
+    learning = course.spec.learning(course.workload)
+    return {key: value for key, value in {**spec, **chosen, **learning}.items() if value is not None}

@@ -61,5 +61,5 @@ def _learner(spec: RaceSpec, workload: Workload, rank: int) -> ReplicaLearner:
         chosen = torch.from_numpy(indices)
         workload.loss(model, (workload.train.x[chosen], workload.train.y[chosen])).backward()
 
-    replica = Replica(model, workload.build_optimizer(model))
+    replica = Replica(model, spec.build_optimizer(workload, model))
     return ReplicaLearner(replica, backward, samples=len(workload.train), rank=rank, seed=spec.seed)

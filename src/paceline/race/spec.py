@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from paceline import workloads
 from paceline.errors import PacelineError, no_such
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
 from paceline.simulator.network import Network
 from paceline.strategies import create
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from paceline.workloads.workload import Workload
 
 BACKENDS = ("processes", "simulated")
 # What gloo shows between four processes on two cores: 5.5 ms for ten thousand numbers, 12.6 ms for a million. It is
@@ -25,7 +34,10 @@ class RaceSpec:
     Args:
         strategies: names with options, raced in turn.
         speeds: one a worker; a worker of speed ½ needs twice as long for a micro-batch.
-        workload: name of the model and data.
+        workload: name of the data and of how they are judged.
+        model: one of the workload's; None takes its usual one.
+        optimizer: `sgd`, `nesterov` or `adamw`.
+        lr: learning rate; None takes the workload's for the optimizer.
         backend: `processes` or `simulated`.
         seconds: that every strategy may train for.
         target: of the held-out metric; None takes the workload's.
@@ -38,6 +50,9 @@ class RaceSpec:
     strategies: tuple[str, ...]
     speeds: tuple[float, ...] = ()
     workload: str = "digits"
+    model: str | None = None
+    optimizer: str = "sgd"
+    lr: float | None = None
     backend: str = "processes"
     seconds: float = 20.0
     target: float | None = None
@@ -49,6 +64,11 @@ class RaceSpec:
     def __post_init__(self) -> None:
         for text in self.strategies:
             create(text)  # protests now, not after the first strategy's twenty seconds
+        workloads.model_name(self.workload, self.model)  # protests when there is no such
+        if self.optimizer not in workloads.OPTIMIZERS:
+            raise no_such("optimizer", self.optimizer, workloads.OPTIMIZERS)
+        if self.lr is not None and not 0 < self.lr < inf:
+            raise PacelineError(f"A learning rate of {self.lr:g} is not possible.", remedy="Give more than zero.")
         if self.backend not in BACKENDS:
             raise no_such("backend", self.backend, BACKENDS)
         twice = [text for text in self.strategies if self.strategies.count(text) > 1]
@@ -72,6 +92,20 @@ class RaceSpec:
         return Cluster.from_speeds(
             self.speeds, micro_batch_seconds=micro_batch_seconds, network=ONE_MACHINE, seed=self.seed
         )
+
+    def load_workload(self) -> Workload:
+        return workloads.load(self.workload, Path(self.data) if self.data else None, self.model)
+
+    def build_optimizer(self, workload: Workload, model: nn.Module) -> Optimizer:
+        return workload.build_optimizer(model, optimizer=self.optimizer, lr=self.lr)
+
+    def learning(self, workload: Workload) -> dict[str, Any]:
+        """How every strategy of the race learns, by name, with what was chosen where nothing was asked for."""
+        return {
+            "model": workloads.model_name(self.workload, self.model),
+            "optimizer": self.optimizer,
+            "lr": workload.learning_rate(self.optimizer) if self.lr is None else self.lr,
+        }
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from paceline import workloads
 from paceline.race.emulation import EmulatedDevice
 from paceline.race.snapshots import Snapshots
 from paceline.race.spec import RaceSpec
@@ -22,15 +21,15 @@ from paceline.workloads.workload import Workload
 def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds: float) -> None:
     model = workload.build_model(spec.seed)
     with Run(strategy, seed=spec.seed) as run:
-        stream = spec.build_cluster(micro_batch_seconds).durations(run.rank)
-        device = EmulatedDevice(lambda: next(stream))
+        cluster = spec.build_cluster(micro_batch_seconds)
+        device = EmulatedDevice(cluster.durations(run.rank), cluster.mean_seconds(run.rank), workload.micro_batch)
         loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
-        optimizer = run.optimizer(workload.build_optimizer(model), model)
+        optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
         if run.rank == 0:
             run.after_round(lambda: snapshots.look(run.node.now(), run.node.samples_applied, run.node.parameters))
         for batch in loader:
-            with device.micro_batch():
+            with device.micro_batch(len(batch[1])):
                 optimizer.zero_grad()
                 workload.loss(model, batch).backward()
             optimizer.step()
@@ -44,8 +43,7 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
 def main() -> None:
     torch.set_num_threads(1)
     spec = RaceSpec.from_json(Path(sys.argv[1]).read_text())
-    workload = workloads.load(spec.workload, Path(spec.data) if spec.data else None)
-    train(spec, workload, sys.argv[2], float(sys.argv[3]))
+    train(spec, spec.load_workload(), sys.argv[2], float(sys.argv[3]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from paceline.record import Event
 from paceline.report.charts import COLOURS, Curve, legend, line_chart
 from paceline.report.style import CSS
 from paceline.report.timeline import common_span, state_legend, timeline
-from paceline.report.words import count, race_rows, size
+from paceline.report.words import amount, count, limit_rows, milliseconds, race_rows, seconds, size
 from paceline.summary import account, window_of
 
 
@@ -38,6 +38,7 @@ def render(race: dict[str, Any], events_by_strategy: dict[str, list[Event]]) -> 
         _settings(race),
         "<h2>Result</h2>",
         _results(race),
+        _limit(results),
         "<h2>Learning</h2>",
         _learning(results, events_by_strategy, race.get("target")),
         "<h2>Who did what when</h2>",
@@ -87,6 +88,28 @@ def _results(race: dict[str, Any]) -> str:
         "own speed alone. To target: when the held-out metric first reached it. Idle: mean over the workers."
     )
     return f'<div class="card">{_table(header, lines)}<p class="soft note">{what}</p></div>'
+
+
+def _limit(results: Sequence[dict[str, Any]]) -> str:
+    header, rows = limit_rows(results)
+    if not rows:
+        return ""
+    lines = [_row("td", [escape(cell) for cell in row]) for row in rows]
+    common = next(result["limit"] for result in results if "limit" in result)  # but for the shares it is equal in all
+    facts = [
+        f"noise scale {amount(common['noise_scale'])} samples",
+        f"an all-reduce {milliseconds(common['comm_seconds'])}",
+        f"best batch {amount(common['best_batch'])} samples",
+        f"time of the limit to the target {seconds(common['seconds'])}",
+    ]
+    what = (
+        "Of limit: the least time to the target that any method needs on this cluster, divided by this strategy's. It "
+        "is the product of three. Hardware: the share of ideal. Batch: what its batches cost against the best one "
+        "(above 100 % for smaller ones, which need fewer samples and more communication). Statistics: samples that a "
+        "run without delay needs at its batch, divided by what it needed."
+    )
+    notes = "".join(f'<p class="soft note">{text}</p>' for text in (f"This race: {', '.join(facts)}.", what))
+    return f'<h2>How far from the limit</h2><div class="card">{_table(header, lines)}{notes}</div>'
 
 
 def _learning(results: Sequence[dict[str, Any]], events: dict[str, list[Event]], target: float | None) -> str:

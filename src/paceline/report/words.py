@@ -16,6 +16,14 @@ def seconds(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1f} s"
 
 
+def milliseconds(value: float | None) -> str:
+    """
+    >>> milliseconds(0.0123), milliseconds(2.5), milliseconds(None)
+    ('12.3 ms', '2,500 ms', '-')
+    """
+    return NOTHING if value is None else f"{1000 * value:,.{1 if value < 1 else 0}f} ms"
+
+
 def number(value: float | None) -> str:
     """A metric or a loss.
 
@@ -27,6 +35,17 @@ def number(value: float | None) -> str:
 
 def count(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
+
+
+def amount(value: float | None) -> str:
+    """About so many, of what need not be whole.
+
+    >>> amount(0.25), amount(44), amount(12345.6), amount(float("inf"))
+    ('0.25', '44', '12,346', '∞')
+    """
+    if value is None or value == float("inf"):
+        return NOTHING if value is None else "∞"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
 
 
 def size(value: int) -> str:
@@ -55,8 +74,16 @@ def ranks(numbers: Sequence[int]) -> str:
 
 def race_rows(race: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The race's results as a header and rows of text."""
-    header = ["strategy", "share of ideal", "to target", "metric", "loss", "samples", "idle", "rounds"]
+    header = ["strategy", "share of ideal", "of limit", "to target", "metric", "loss", "samples", "idle", "rounds"]
     return header, [_race_row(result) for result in race["results"]]
+
+
+def limit_rows(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """How far from the limit each result stayed, as a header and rows of text; results that do not say it have none."""
+    header = ["strategy", "of limit", "hardware", "batch", "statistics"]
+    keys = ("share", "hardware", "batch", "statistics")
+    rows = [[str(r["strategy"]), *(percent(r["limit"][key]) for key in keys)] for r in results if "limit" in r]
+    return header, rows
 
 
 def _race_row(result: dict[str, Any]) -> list[str]:
@@ -64,6 +91,7 @@ def _race_row(result: dict[str, Any]) -> list[str]:
     return [
         str(result["strategy"]),
         percent(result["share_of_ideal"]),
+        percent(result["limit"]["share"] if "limit" in result else None),
         seconds(result["time_to_target"]),
         number(result["final_metric"]),
         number(result["final_loss"]),

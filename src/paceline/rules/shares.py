@@ -1,4 +1,4 @@
-"""How many micro-batches each worker of unequal speed should compute in a blocking round."""
+"""How many samples each worker of unequal speed should compute in a blocking round."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from functools import lru_cache
 
 
 def shares_by_speed(seconds: Sequence[float], total: int) -> tuple[int, ...]:
-    """Divide `total` micro-batches so that the slowest to finish finishes as soon as possible; everybody gets one.
+    """Divide `total` samples so that the slowest to finish finishes as soon as possible; everybody gets one.
 
     Args:
-        seconds: what each worker needs for one micro-batch.
-        total: micro-batches to divide, at least one a worker.
+        seconds: what each worker needs for one sample.
+        total: samples to divide, at least one a worker.
 
-    Each next micro-batch goes to whoever would have finished it first, which minimises max_i n_i·t_i over all whole
-    divisions (any other division gives some worker a micro-batch that ends later than all of these).
+    Each next sample goes to whoever would have finished it first, which minimises max_i n_i·t_i over all whole
+    divisions (any other division gives some worker a sample that ends later than all of these). Nobody gets less than
+    the whole part of his exact share, so the counting begins there.
 
     >>> shares_by_speed([1, 1, 2, 4], 11)
     (4, 4, 2, 1)
     """
-    counts = [1] * len(seconds)
-    ends = [(2 * each, rank) for rank, each in enumerate(seconds)]
+    exact = total / sum(1 / each for each in seconds)
+    counts = [max(1, int(exact / each * (1 - 1e-12))) for each in seconds]
+    if sum(counts) > total:  # the one that everybody gets is more than the share of many
+        counts = [1] * len(seconds)
+    ends = [((count + 1) * each, rank) for rank, (count, each) in enumerate(zip(counts, seconds, strict=True))]
     heapq.heapify(ends)
-    for _ in range(total - len(seconds)):
+    for _ in range(total - sum(counts)):
         _, rank = ends[0]
         counts[rank] += 1
         heapq.heapreplace(ends, ((counts[rank] + 1) * seconds[rank], rank))

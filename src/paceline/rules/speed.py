@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 
 def smoothed(mean: float, latest: float) -> float:
     """An exponential average of weight ½: three micro-batches after a change of speed it is within an eighth of it.
@@ -12,3 +14,42 @@ def smoothed(mean: float, latest: float) -> float:
     3.0
     """
     return latest if mean == 0.0 else 0.5 * (mean + latest)
+
+
+class Speedometer:
+    """A worker's seconds a sample, and what a micro-batch costs beside its samples.
+
+    A device needs t(n) = a + s·n for n samples. Two sizes tell a and s apart; the overhead is a/s, in samples.
+
+    >>> meter = Speedometer()
+    >>> meter.see(32, 3.6)
+    >>> meter.seconds_per_sample, meter.overhead_samples
+    (0.1125, 0.0)
+    >>> meter.see(16, 2.0)
+    >>> round(meter.overhead_samples, 6)
+    4.0
+    """
+
+    __slots__ = ("_count", "_other_count", "_other_seconds", "_seconds", "seconds_per_sample")
+
+    def __init__(self) -> None:
+        self.seconds_per_sample = 0.0
+        self._count = self._other_count = 0
+        self._seconds = self._other_seconds = 0.0
+
+    def see(self, count: int, seconds: float) -> None:
+        """A micro-batch of so many samples took so long."""
+        self.seconds_per_sample = smoothed(self.seconds_per_sample, seconds / count)
+        if count != self._count:
+            self._other_count, self._other_seconds = self._count, self._seconds
+            self._count, self._seconds = count, seconds
+        else:
+            self._seconds = smoothed(self._seconds, seconds)
+
+    @property
+    def overhead_samples(self) -> float:
+        """a/s; infinite when more samples took no longer, and 0.0 while only one size was seen."""
+        if not self._other_count:
+            return 0.0
+        slope = (self._seconds - self._other_seconds) / (self._count - self._other_count)
+        return max(0.0, self._seconds / slope - self._count) if slope > 0 else inf

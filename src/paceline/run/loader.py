@@ -39,12 +39,14 @@ class SharedOrder:
 
 
 class LeaseSampler:
-    """The batch sampler of the DataLoader: takes leases until there are none, and remembers what it took."""
+    """The batch sampler of the DataLoader: takes leases until there are none, and remembers what it took. A lease is
+    cut into pieces when smaller micro-batches are asked for."""
 
     def __init__(self, shared_order: SharedOrder) -> None:
         self._order = shared_order
         self.taken: deque[range] = deque()  # in the order in which the DataLoader will hand the batches out
         self.next_range: Callable[[], range | None] = lambda: None
+        self.at_most: Callable[[], int] = lambda: 1
         self._first: range | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -59,8 +61,12 @@ class LeaseSampler:
         return self._first is not None
 
     def _take(self) -> range | None:
-        first, self._first = self._first, None
-        return first if first is not None else self.next_range()
+        if not self.look_ahead() or self._first is None:
+            return None
+        cut = self.at_most()
+        taken, rest = self._first[:cut], self._first[cut:]
+        self._first = rest or None
+        return taken
 
     def left_over(self) -> list[range]:
         """What was taken and never handed out."""
@@ -112,8 +118,10 @@ class Loader:
             remedy="Make the optimizer first: the strategy needs it from the first micro-batch on.",
         )
 
-    def start(self, next_range: Callable[[], range | None]) -> None:
-        """Leases may be taken from now on, and the clock of `seconds` runs."""
+    def start(self, next_range: Callable[[], range | None], at_most: Callable[[], int]) -> None:
+        """Leases may be taken from now on, in micro-batches of at most so many samples, and the clock of `seconds`
+        runs."""
+        self._sampler.at_most = at_most
         if self.seconds is not None:
             self._deadline = time.perf_counter() + self.seconds
         self._sampler.next_range = lambda: None if time.perf_counter() >= self._deadline else next_range()

@@ -67,7 +67,14 @@ class Rank:
             self.check_peers,
         )
         self.node = ProcessNode(
-            replica, self._control, self._mailbox, self.collectives, self.recorder, now, self.check_peers
+            replica,
+            self._control,
+            self._mailbox,
+            self.collectives,
+            self.recorder,
+            now,
+            self.check_peers,
+            loader.micro_batch,
         )
 
     def check_peers(self, seconds: float) -> None:
@@ -99,7 +106,7 @@ class Rank:
         # Together: who starts early must not compute a huge first round before the others come.
         self.node.sum_now(torch.zeros(1, device=self.collectives.device))
         self._stock = LeaseStock(self._control)
-        loader.start(self._stock.next_range)
+        loader.start(self._stock.next_range, lambda: self.node.at_most)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
 
     def stop_leasing(self, left_over: list[range]) -> None:

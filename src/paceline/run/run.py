@@ -124,6 +124,8 @@ class Run:
                 self._driver.stop()
             if self._rank is not None:
                 self._rank.close("" if error is None else f"{type(error).__name__}: {error}")
+            if self._rates is not None:
+                self._rates.give_back()
             self.surroundings.close()
 
     # ---- what the user makes
@@ -165,24 +167,30 @@ class Run:
         if self._replica is not None:
             raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
         self._replica = Replica(model, optimizer, clip_norm, extra_numbers(self.world_size))
-        self._rates = LearningRates(optimizer, alone=self.world_size == 1)
+        self._rates = LearningRates(optimizer, self.world_size, self.surroundings.control, self._say_called)
         self._connect_loader()
         return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
 
     def scheduler(self, scheduler: Any, *, every: int | str = "epoch") -> None:
-        """Let the run step a torch scheduler, by samples over all ranks. Do not call its `step()`.
+        """Step a scheduler once for every so many samples, over all ranks. Needed only for a period of your own.
+
+        A torch scheduler of the optimizer, made before the first micro-batch, needs no word: its `step()` in the loop
+        stands for a step (or, if the loop calls it once an epoch, for an epoch) over all ranks, and the run makes it
+        after the same round everywhere. With `run.scheduler` the loop may call `step()` or not.
 
         Args:
             scheduler: any whose `step()` needs no metric, made for the torch optimizer or for `run.optimizer(...)`.
             every: `"epoch"`, or a number of samples.
         """
-        replica_rates, loader = self._rates, self._loader
-        if replica_rates is None or loader is None:
-            raise PacelineError("run.scheduler(...) comes after run.optimizer(...) and run.loader(...).")
+        rates, loader = self._rates, self._loader
+        if rates is None or loader is None or self._driver is not None:
+            raise PacelineError(
+                "run.scheduler(...) comes after run.loader(...) and run.optimizer(...), before the first micro-batch."
+            )
         samples = loader.samples if every == "epoch" else every
         if not isinstance(samples, int) or samples < 1:
             raise PacelineError(f"every={every!r} is neither 'epoch' nor a number of samples above zero.")
-        replica_rates.drive(scheduler, samples)
+        rates.drive(scheduler, samples)
 
     def after_round(self, callback: Callable[[], None]) -> None:
         """Call this after every round, when all ranks hold the same parameters."""
@@ -272,6 +280,7 @@ class Run:
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
         described = {"strategy": self.strategy.name, "options": dataclasses.asdict(self.strategy)}
+        described["schedulers"] = self._rates.find(self._loader)
         self._rank = Rank(self.surroundings, self._replica, self._loader, described)
         self._start_alike()
         self._rank.start_leasing(self._resumed.values.get("used", []))
@@ -298,9 +307,12 @@ class Run:
                 remedy="Call step() once for every micro-batch of the loader.",
             )
         assert self._rates is not None
-        self._rates.check()
+        self._rates.before_step(len(samples))
         count = sum(len(positions) for positions in samples)
         self._driver.give(self.node.computed(self._loader.fetched_at, count, samples))
+
+    def _say_called(self) -> None:
+        self.node.scheduler_called = True
 
     def _gradients_zeroed(self) -> None:
         """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been
@@ -311,13 +323,16 @@ class Run:
 
     def _discard(self, unused: list[range]) -> None:
         if unused and self._loader is not None:
-            self.node.discard(self._loader.fetched_at, unused, "the loop made no step with it")
+            self.node.computed_in_vain(self._loader.fetched_at, unused, "the loop made no step with it")
             self._loader.fetched_at = self.node.now()
 
     def _round_over(self, total: RoundTotal) -> None:
         assert self._rates is not None
         node = self.node
-        self._rates.advance(node.samples_applied - total.count, node.samples_applied)
+        before = node.samples_applied - total.count
+        if total.scheduler_called:
+            self._rates.decide(node.rounds, before)
+        self._rates.advance(before, node.samples_applied)
         if total.saving:
             self._average_buffers()
             self._write_checkpoint(self.node.settled_at_save)

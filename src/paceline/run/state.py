@@ -18,7 +18,8 @@ from paceline.run.optimizer import LearningRates
 
 def model_state(replica: Replica) -> dict[str, Tensor]:
     """The model's state on the CPU, in memory of its own."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in replica.model.state_dict().items()}
+    state = {name: tensor.detach().cpu().clone() for name, tensor in replica.model.state_dict().items()}
+    return state | {name: part.detach().cpu().clone() for name, part in replica.committed.items()}
 
 
 def gather(

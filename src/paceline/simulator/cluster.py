@@ -33,6 +33,40 @@ class Device:
             raise WrongValueError("speed", "speed = inf is not possible: a micro-batch must take some time.")
 
 
+class WorkTimes:
+    """What a rank's micro-batches take, of whatever size.
+
+    The rank's n-th piece of work, of `micro_batch` samples, takes the n-th duration; a smaller micro-batch is a part of
+    such a piece. So a device that is slow for a while is so for the same samples, however they are cut.
+
+    >>> times = WorkTimes(iter([1.0, 6.0, 1.0]), micro_batch=4)
+    >>> [times.seconds(count) for count in (4, 1, 1, 3)]
+    [1.0, 1.5, 1.5, 3.25]
+    """
+
+    __slots__ = ("_durations", "_left", "_seconds", "micro_batch")
+
+    def __init__(self, durations: Iterator[float], micro_batch: int) -> None:
+        self._durations, self.micro_batch = durations, micro_batch
+        self._left = 0
+        self._seconds = 0.0
+
+    def seconds(self, count: int) -> float:
+        """Of the next micro-batch, of so many samples."""
+        whole = self.micro_batch
+        if count == whole and not self._left:
+            return next(self._durations)
+        total = 0.0
+        while count:
+            if not self._left:
+                self._left, self._seconds = whole, next(self._durations)
+            part = min(count, self._left)
+            total += self._seconds * part / whole
+            self._left -= part
+            count -= part
+        return total
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Devices, what joins them, and what goes wrong.

@@ -101,6 +101,32 @@ class Pareto(Jitter):
 
 
 @dataclass(frozen=True)
+class SlowDowns(Jitter):
+    """Now and then a device is slow for one micro-batch's worth of work: a neighbour, a garbage collection, a throttle.
+
+    Args:
+        factor: so many times slower than else.
+        probability: of each micro-batch's.
+    """
+
+    factor: float
+    probability: float
+    kind: ClassVar[str] = "slow-downs"
+
+    def __post_init__(self) -> None:
+        number(self, "factor", least=1.0)
+        number(self, "probability", least=0.0)
+        if self.probability > 1:
+            raise WrongValueError("probability", f"probability = {self.probability} is not possible: it is at most 1.")
+
+    def blocks(self, seed: int, rank: int) -> Iterator[Floats]:
+        random = stream(seed, rank)
+        mean = 1 + (self.factor - 1) * self.probability
+        while True:
+            yield np.where(random.random(BLOCK) < self.probability, self.factor, 1.0) / mean
+
+
+@dataclass(frozen=True)
 class Drift(Jitter):
     """Slow wandering, AR(1): after a slow micro-batch the next is probably slow too, as on real machines.
 
@@ -195,4 +221,6 @@ def _times_by_worker(rows: csv.DictReader[str], where: str) -> tuple[tuple[float
     return tuple(tuple(times[worker]) for worker in sorted(times))
 
 
-KINDS: dict[str, type[Jitter]] = {each.kind: each for each in (Constant, LogNormal, Exponential, Pareto, Drift, Trace)}
+KINDS: dict[str, type[Jitter]] = {
+    each.kind: each for each in (Constant, LogNormal, Exponential, Pareto, SlowDowns, Drift, Trace)
+}

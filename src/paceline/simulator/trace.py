@@ -71,6 +71,10 @@ class Trace:
         if self._recorder is not None:
             self._recorder.write("warning", rank, t, text=text)
 
+    def noise(self, rank: int, t: float, round_number: int, squared_norm: float, variance: float) -> None:
+        if self._recorder is not None:
+            self._recorder.write("noise", rank, t, round=round_number, squared_norm=squared_norm, variance=variance)
+
     def end(self, rank: int, t: float) -> None:
         self.ranks[rank].ended = t
         if self._recorder is not None:

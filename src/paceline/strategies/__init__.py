@@ -9,20 +9,24 @@ from paceline.errors import PacelineError, no_such
 from paceline.strategies.abs_sgd import AbsSgd
 from paceline.strategies.all_reduce import AllReduce
 from paceline.strategies.balanced import Balanced
+from paceline.strategies.local_sgd import LocalSgd
+from paceline.strategies.rennala import Rennala
 from paceline.strategies.strategy import Strategy
 
-STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in (AllReduce, Balanced, AbsSgd)}
+STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in (AllReduce, Balanced, LocalSgd, Rennala, AbsSgd)}
 
-__all__ = ["STRATEGIES", "AbsSgd", "AllReduce", "Balanced", "Strategy", "create", "options"]
+__all__ = ["STRATEGIES", "AbsSgd", "AllReduce", "Balanced", "LocalSgd", "Rennala", "Strategy", "create", "options"]
 
 
 def create(text: str) -> Strategy:
-    """A strategy from its name and, behind colons, its options.
+    """A strategy from its name and, behind colons or dashes, its options. One without a value is switched on.
 
-    >>> create("abs-sgd:delay_cure=none:min_micro_batches=2")
-    AbsSgd(delay_cure='none', min_micro_batches=2)
+    >>> create("local-sgd:steps=4:by_speed")
+    LocalSgd(steps=4, by_speed=True)
+    >>> create("abs-sgd --paper").delay_cure
+    'none'
     """
-    name, *settings = text.strip().split(":")
+    name, *settings = (part.strip() for part in text.replace(" --", ":").split(":"))
     if name not in STRATEGIES:
         raise no_such("strategy", name, STRATEGIES)
     kind = STRATEGIES[name]
@@ -44,9 +48,21 @@ def _setting(kind: type[Strategy], text: str) -> tuple[str, Any]:
     if key not in known:
         raise no_such(f"option of the strategy {kind.name} called", key, known, f"Write {kind.name}:option=value.")
     try:
-        return key, type(known[key])(value)
+        return key, _value(value, type(known[key]))
     except ValueError:
         raise PacelineError(
             f"The option {key} of the strategy {kind.name} cannot be {value!r}.",
-            remedy=f"Give a number, as in {kind.name}:{key}={known[key]}.",
+            remedy=f"Write it as in {kind.name}:{key}={known[key]}.",
         ) from None
+
+
+def _value(text: str, kind: type) -> Any:
+    """
+    >>> _value("", bool), _value("false", bool), _value("3", int)
+    (True, False, 3)
+    """
+    if kind is not bool:
+        return kind(text)
+    if text.lower() not in ("", "true", "false"):
+        raise ValueError(text)
+    return text.lower() != "false"

@@ -2,16 +2,16 @@
 
 While the gradients of the last round travel, every worker computes the next batch, of no size given in advance:
 
-    r-th round, w_r equal on all ranks:   G_i, B_i = micro-batches at w_r, until the sync of round r−1 is done
-                                          w_{r+1} = w_r − η · ΣG(w_{r−1}) / ΣB          one round late
+    r-th round, w_r equal on all ranks:   G_i, B_i = micro-batches, until the sync of round r−1 is done
+                                          w_{r+1} = w_r − η · ΣG / ΣB of round r−1          one round late
                                           start the sync of (G_i, B_i)
 
 [paper]  computing goes on during the synchronisation; the batch has no fixed size; the delay is exactly one round.
 [ours]   weights by sample count. To start the all-reduce *is* the vote for the next synchronisation: it runs when the
          last rank has started it, and what a rank computes after its vote belongs to the next round. So no signal
          is needed, and nobody waits for one.
-[ours]   `delay_cure="extrapolate"`: a delay with momentum is stable only for a far smaller learning rate (largest
-         stable η·λ on a quadratic with β = 0.9: synchronous 3.8, delayed 0.10, extrapolated 0.27).
+[ours]   what the delay costs is cured, the learning rate follows the batch, and slow ranks take smaller micro-batches:
+         see `delayed_steps`. `paper=True` switches all of it off.
 """
 
 from __future__ import annotations
@@ -20,52 +20,92 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Gradient, Node, Work
-from paceline.rules.delay import extrapolate_
-from paceline.strategies.checks import at_least, one_of
+from paceline.rules.learning_rate import RULES
+from paceline.rules.sizes import round_target
+from paceline.strategies.acco import train_in_halves
+from paceline.strategies.checks import as_published, at_least, batch_target, check_reference, one_of
+from paceline.strategies.delayed_steps import CURES, DelayedSteps
 from paceline.strategies.strategy import Strategy
+
+PUBLISHED = {"trigger": "vote", "delay_cure": "none", "lr_rule": "none", "micro_batches": "fixed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbsSgd(Strategy):
-    """ABS-SGD: nobody waits; gradients are applied one round late.
+    """ABS-SGD: nobody waits; gradients are applied one round late, and look one round ahead.
 
     Args:
-        delay_cure: `none` is the paper's rule; `extrapolate` (default) also adds the change of the update since the
-            last round when the optimizer has momentum, and does nothing when it has none.
-        min_micro_batches: a worker votes for the next round only after so many (the paper's k_min). More of them
-            make larger batches and fewer rounds.
+        trigger: when a round closes, beside that the synchronisation before it is done. `vote`: every worker has
+            `min_micro_batches`. `fastest`: some worker has them. `target`: all workers together have `target` samples.
+        target: samples of a round with `trigger=target`; `auto` goes by the measured noise scale.
+        min_micro_batches: the paper's k_min. More of them make larger batches and fewer rounds.
+        delay_cure: `anticipate` (what `auto` takes) computes where the worker's own part of the round under way would
+            lead; `extrapolate` adds the change of the update once more; `acco` computes half of a round at the new
+            point and half at an estimate of it, with two synchronisations an update; `none` is the paper's rule.
+        lr_rule: how the step follows the batch: `linear`, `sqrt`, `adascale` or `none`; `auto` is linear for SGD and
+            sqrt for Adam and its kin, from the batch that synchronous training would have.
+        reference_batch: that the learning rate was tuned for; a rule that is named needs it.
+        max_lr_scale: the batch counts as so many times the reference at most.
+        micro_batches: `by-speed` gives slow workers smaller ones, so that no round is held up; `fixed` does not.
+        paper: as published: vote, no cure, no rule, fixed micro-batches.
     """
 
     name: ClassVar[str] = "abs-sgd"
-    delay_cure: str = "extrapolate"
+    trigger: str = "vote"
+    target: int | str = ""
     min_micro_batches: int = 1
+    delay_cure: str = "auto"
+    lr_rule: str = "auto"
+    reference_batch: int = 0
+    max_lr_scale: float = 4.0
+    micro_batches: str = "by-speed"
+    paper: bool = False
 
     def __post_init__(self) -> None:
-        one_of(self, "delay_cure", ("none", "extrapolate"))
+        if self.paper:
+            as_published(self, PUBLISHED)
+        one_of(self, "trigger", ("vote", "target", "fastest"))
+        one_of(self, "delay_cure", CURES)
+        one_of(self, "lr_rule", RULES)
+        one_of(self, "micro_batches", ("by-speed", "fixed"))
         at_least(self, "min_micro_batches", 1)
+        at_least(self, "max_lr_scale", 1.0)
+        check_reference(self)
+        batch_target(self, "target", needed=self.trigger == "target")
 
     async def worker(self, node: Node) -> None:
-        in_flight: Work[Gradient] | None = None
-        while not node.finished:
-            batch = await node.gradient()
-            for _ in range(self.min_micro_batches - 1):
-                batch += await node.gradient()
-            while in_flight and not in_flight.done:  # the network is busy: keep computing
-                batch += await node.gradient()
-            if in_flight:
-                self.step(node, await in_flight)  # one round late, over every rank's samples
-            in_flight = node.all_reduce(batch)
-        if in_flight:
-            self.step(node, await in_flight)
-
-    def step(self, node: Node, total: Gradient) -> None:
-        if self.delay_cure == "none" or not node.has_momentum or not total.count:
-            node.apply(total)
+        steps = DelayedSteps(self, node)
+        if self.delay_cure == "acco":
+            await train_in_halves(node, steps)
             return
-        before = node.parameters.clone()
-        node.apply(total)
-        step = before.sub_(node.parameters)
-        if "last_step" in node.state:
-            ratio = node.learning_rate / node.state["learning_rate"]
-            extrapolate_(node.parameters, step, node.state["last_step"], ratio)
-        node.state["last_step"], node.state["learning_rate"] = step, node.learning_rate
+        round_number, in_flight = 0, None
+        while not node.finished:
+            batch = await self.next_batch(node, round_number, in_flight, steps)
+            if in_flight:
+                steps.apply(await in_flight)  # one round late, over every rank's samples
+            steps.look_ahead(batch)
+            in_flight = node.all_reduce(batch, note=node.seconds_per_sample)
+            round_number += 1
+        if in_flight:
+            steps.apply(await in_flight)
+
+    async def next_batch(
+        self, node: Node, round_number: int, in_flight: Work[Gradient] | None, steps: DelayedSteps
+    ) -> Gradient:
+        batch, done, out_of_data = Gradient(None, 0), 0, False
+        while not (out_of_data or self.closed(node, round_number, done)) or (in_flight and not in_flight.done):
+            fresh = await node.gradient(steps.micro_batch)
+            batch += fresh
+            done += 1
+            out_of_data = not fresh.count
+            if self.trigger == "fastest" and done == self.min_micro_batches:
+                node.signal(round_number)
+            elif self.trigger == "target" and fresh.count:
+                target = round_target(self.target, node.micro_batch, node.world_size, node.noise_scale)
+                node.count(round_number, fresh.count, target)
+        return batch
+
+    def closed(self, node: Node, round_number: int, micro_batches: int) -> bool:
+        if self.trigger == "vote":
+            return micro_batches >= self.min_micro_batches
+        return node.signalled(round_number)

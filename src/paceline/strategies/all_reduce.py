@@ -28,6 +28,7 @@ class AllReduce(Strategy):
     """
 
     name: ClassVar[str] = "all-reduce"
+    blocking: ClassVar[bool] = True
     micro_batches: int = 1
 
     def __post_init__(self) -> None:

@@ -1,11 +1,12 @@
 """LB-BSP: blocking, but every worker gets work in proportion to its speed (Chen et al., SoCC 2020).
 
-The total batch of a round is fixed; worker i computes n_i micro-batches of it, so that all finish together:
+The total batch X of a round is fixed; worker i computes n_i samples of it, so that all finish together:
 
-    n_i chosen to minimise max_i n_i · t_i,   Σ n_i = N · k,        t_i = measured seconds a micro-batch
+    n_i = X · v_i / Σ v,        v_i = measured samples a second
 
 [paper]  total batch fixed, shares by measured speed, re-sized between rounds. The strongest *blocking* baseline.
-[ours]   shares are whole micro-batches, re-sized only when that shortens the round by more than the dead band.
+[ours]   re-sized only when that shortens the round by more than the dead band; a share above the user's micro-batch is
+         computed in several.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.node import Node
+from paceline.node import Gradient, Node
 from paceline.rules.shares import equal_shares, resized
 from paceline.strategies.checks import at_least
 from paceline.strategies.strategy import Strategy
@@ -24,12 +25,13 @@ class Balanced(Strategy):
     """LB-BSP: synchronous SGD with shares in proportion to measured speed.
 
     Args:
-        micro_batches: in a round, on average over the workers. The more, the finer the shares can be.
+        micro_batches: in a round, on average over the workers.
         dead_band: re-size the shares only when the round becomes shorter by more than this part of it.
     """
 
     name: ClassVar[str] = "balanced"
-    micro_batches: int = 4
+    blocking: ClassVar[bool] = True
+    micro_batches: int = 1
     dead_band: float = 0.05
 
     def __post_init__(self) -> None:
@@ -37,11 +39,18 @@ class Balanced(Strategy):
         at_least(self, "dead_band", 0.0)
 
     async def worker(self, node: Node) -> None:
-        counts = equal_shares(node.world_size, self.micro_batches)
+        shares = equal_shares(node.world_size, self.micro_batches * node.micro_batch)
         while not node.finished:
-            batch = await node.gradient()
-            for _ in range(counts[node.rank] - 1):
-                batch += await node.gradient()
-            speeds = node.all_gather(node.seconds_per_sample)
-            node.apply(await node.all_reduce(batch))
-            counts = resized(counts, await speeds, self.dead_band)
+            batch = await self.share(node, shares[node.rank])
+            total = await node.all_reduce(batch, note=node.seconds_per_sample)
+            node.apply(total)
+            shares = resized(shares, total.notes, self.dead_band)
+
+    async def share(self, node: Node, samples: int) -> Gradient:
+        batch = await node.gradient(min(samples, node.micro_batch))
+        while 0 < batch.count < samples:
+            fresh = await node.gradient(min(samples - batch.count, node.micro_batch))
+            batch += fresh
+            if not fresh.count:
+                break
+        return batch

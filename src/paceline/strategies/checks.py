@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
 
 from paceline.errors import PacelineError
 from paceline.strategies.strategy import Strategy
@@ -19,7 +21,44 @@ def one_of(strategy: Strategy, option: str, choices: Sequence[str]) -> None:
         _refuse(strategy, option, "must be one of " + ", ".join(choices))
 
 
-def _refuse(strategy: Strategy, option: str, rule: str) -> None:
+def batch_target(strategy: Strategy, option: str, needed: bool) -> None:
+    """A number of samples or `auto`; a number in text, as the command line has it, becomes one."""
+    value: Any = getattr(strategy, option)
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+        object.__setattr__(strategy, option, value)
+    if value == "" and not needed:
+        return
+    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        missing = "" if value else f" (it is missing: write {strategy.name}:trigger=target:{option}=512)"
+        _refuse(strategy, option, f"must be a number of samples or auto{missing}")
+    if not needed:
+        _refuse(strategy, option, "is of use only with trigger=target")
+
+
+def check_reference(strategy: Strategy) -> None:
+    """A learning-rate rule that is named needs the batch that it starts from."""
+    at_least(strategy, "reference_batch", 0)
+    rule, reference = getattr(strategy, "lr_rule"), getattr(strategy, "reference_batch")  # noqa: B009
+    if rule in ("linear", "sqrt", "adascale") and reference == 0:
+        raise PacelineError(
+            f"The strategy {strategy.name} has lr_rule={rule} and no reference_batch.",
+            cause="The rule scales the learning rate from the batch that it was tuned for.",
+            remedy=f"Give that, as in {strategy.name}:lr_rule={rule}:reference_batch=128, or lr_rule=auto, which takes "
+            "a micro-batch times the number of workers.",
+        )
+
+
+def as_published(strategy: Strategy, published: Mapping[str, Any]) -> None:
+    """Set the options to what a paper says; one that was given otherwise contradicts it."""
+    defaults = {field.name: field.default for field in fields(strategy)}
+    for option, value in published.items():
+        if getattr(strategy, option) not in (defaults[option], value):
+            _refuse(strategy, option, f"is {value} in the paper: leave it out, or leave out `paper`")
+        object.__setattr__(strategy, option, value)
+
+
+def _refuse(strategy: Strategy, option: str, rule: str) -> NoReturn:
     raise PacelineError(
         f"The option {option}={getattr(strategy, option)!r} of the strategy {strategy.name} is not possible: "
         f"it {rule}.",

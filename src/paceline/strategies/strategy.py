@@ -18,6 +18,8 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    blocking: ClassVar[bool] = False
+    """Whether it steps with fresh gradients of all workers, after waiting for all of them."""
 
     @abstractmethod
     async def worker(self, node: Node) -> None:

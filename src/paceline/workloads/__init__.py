@@ -14,7 +14,11 @@ from paceline.errors import no_such
 if TYPE_CHECKING:
     from paceline.workloads.workload import Workload
 
-NAMES = ("digits", "fashion-mnist", "synthetic")
+MODELS = {"digits": ("mlp",), "fashion-mnist": ("lenet-5", "mlp", "resnet-18"), "synthetic": ("mlp",)}
+"""What each workload can train; its usual model first."""
+NAMES = tuple(MODELS)
+OPTIMIZERS = ("sgd", "nesterov", "adamw")
+"""What every workload knows a learning rate for; the usual one first."""
 
 
 def load(name: str, data: Path | None = None, model: str | None = None) -> Workload:
@@ -27,9 +31,22 @@ def load(name: str, data: Path | None = None, model: str | None = None) -> Workl
     """
     from paceline.workloads.workload import Workload
 
-    if name not in NAMES:
-        raise no_such("workload", name, NAMES)
+    model = model_name(name, model)
     module = importlib.import_module(f"paceline.workloads.{name.replace('-', '_')}")
     workload = module.load(data, model)
     assert isinstance(workload, Workload)
     return workload
+
+
+def model_name(workload: str, model: str | None = None) -> str:
+    """The name of the model that the workload trains when it is asked for this one; its usual one for None.
+
+    >>> model_name("fashion-mnist")
+    'lenet-5'
+    """
+    if workload not in NAMES:
+        raise no_such("workload", workload, NAMES)
+    models = MODELS[workload]
+    if model is not None and model not in models:
+        raise no_such(f"model for the workload {workload} called", model, models)
+    return models[0] if model is None else model

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from paceline.errors import no_such
+from paceline.workloads import OPTIMIZERS, model_name
 
 EVALUATION_BATCH = 2048
 """Large enough to be fast, small enough that the activations of a convolution take little memory."""
@@ -48,8 +49,9 @@ class Workload:
         model: makes a new model.
         micro_batch: samples in the smallest piece of work.
         target: held-out accuracy that counts as reached in `time to target`.
-        lr, momentum: of plain SGD. The rates leave room for a delay of one round, which with momentum is stable only
-            at far smaller ones than synchronous training.
+        lr, momentum: of SGD, with Nesterov's momentum too. The rates leave room for a delay of one round, which with
+            momentum is stable only at far smaller ones than synchronous training.
+        adamw_lr: of AdamW, whose steps do not grow with the gradients: a rate for SGD says nothing about it.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Workload:
     target: float
     lr: float
     momentum: float = 0.9
+    adamw_lr: float = 1e-3  # torch's own default
 
     def build_model(self, seed: int) -> nn.Module:
         """A model whose first parameters depend on the seed alone. The global random state stays as it was."""
@@ -69,13 +72,33 @@ class Workload:
             return self.model()
 
     def build_optimizer(
-        self, model: nn.Module, *, lr: float | None = None, momentum: float | None = None
+        self,
+        model: nn.Module,
+        *,
+        optimizer: str | None = None,
+        lr: float | None = None,
+        momentum: float | None = None,
     ) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=self.lr if lr is None else lr,
-            momentum=self.momentum if momentum is None else momentum,
-        )
+        """The optimizer of a training.
+
+        Args:
+            model: that it moves.
+            optimizer: `sgd` (the default), `nesterov` (SGD with Nesterov's momentum) or `adamw`.
+            lr: learning rate; what the workload knows for this optimizer by default.
+            momentum: of AdamW it is β₁, which plays the same part; the workload's by default.
+        """
+        kind = OPTIMIZERS[0] if optimizer is None else optimizer
+        rate = self.learning_rate(kind) if lr is None else lr
+        momentum = self.momentum if momentum is None else momentum
+        if kind == "adamw":
+            return torch.optim.AdamW(model.parameters(), lr=rate, betas=(momentum, 0.999))  # β₂: the usual one
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=kind == "nesterov")
+
+    def learning_rate(self, optimizer: str) -> float:
+        """What the workload trains with when no other rate is asked for."""
+        if optimizer not in OPTIMIZERS:
+            raise no_such("optimizer", optimizer, OPTIMIZERS)
+        return self.adamw_lr if optimizer == "adamw" else self.lr
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross-entropy of the batch."""
@@ -101,8 +124,5 @@ class Workload:
 def choose_model(
     workload: str, name: str | None, models: dict[str, Callable[[], nn.Module]]
 ) -> Callable[[], nn.Module]:
-    """The model of this name, or the first of the workload's models when none was asked for."""
-    chosen = next(iter(models)) if name is None else name
-    if chosen not in models:
-        raise no_such(f"model for the workload {workload} called", chosen, models)
-    return models[chosen]
+    """The model of this name, or the workload's usual one when none was asked for."""
+    return models[model_name(workload, name)]

@@ -1,0 +1,261 @@
+"""ABS-SGD against the blocking methods: time to target, share of the limit, and what the delay costs.
+
+    scripts/bench abs [--models lenet-5,resnet-18] [--optimizers nesterov,adamw] [--clusters equal,a,b,c,d]
+                      [--comm 0.05,0.5,2] [--seeds 5] [--jobs 2] [--traces DIR] [--out benchmarks/results/abs]
+    scripts/bench abs --delay      samples to target: synchronous, and one round late with each cure
+    scripts/bench abs --speed      share of ideal on real processes, speeds 1, 1, ½, ¼
+
+Fashion-MNIST in virtual time, four workers, micro-batches of 32. Every method gets the same grid of learning rates (and
+the blocking ones and local SGD a grid of batches and of local steps too), tuned in every cell on seed 0; figures are
+medians over the seeds at the rate that was best. DDP is all-reduce here: these models fit into its first bucket, so it
+cannot overlap communication with the backward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from parts.cells import CLUSTERS, cluster_of
+from parts.trials import MICRO_BATCH, Kept, Outcome, Trial, round_times, train
+
+from paceline.rules.limit import Fit, Limit, fit, limit, split
+
+RATES = {"nesterov": (0.01, 0.02, 0.04, 0.08, 0.16), "adamw": (0.0005, 0.001, 0.002, 0.004, 0.008)}
+TARGETS = {"lenet-5": 0.82, "resnet-18": 0.78}
+PATIENCE = 1.25  # while tuning, a rate is given up when it takes so many times the best so far
+OURS = "abs-sgd"
+METHODS = {  # how a method is called in the tables: the options among which it is tuned
+    "all-reduce (DDP)": ("all-reduce", "all-reduce:micro_batches=4"),
+    "balanced": ("balanced", "balanced:micro_batches=4"),
+    "local-sgd": ("local-sgd:steps=4", "local-sgd:steps=16"),
+    "local-sgd by speed": ("local-sgd:steps=4:by_speed", "local-sgd:steps=16:by_speed"),
+    "rennala": ("rennala",),
+    "abs-sgd --paper": ("abs-sgd --paper",),
+    OURS: ("abs-sgd",),
+}
+BASELINES = tuple(METHODS)[:4]
+# Trained under another name or in another cell, because the batches are the same.
+SAME_BATCHES = {"balanced": "all-reduce", "balanced:micro_batches=4": "all-reduce:micro_batches=4"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    model: str
+    optimizer: str
+    cluster: str
+    comm: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method in a cell, at its best: medians over the seeds; None when a seed did not reach the target."""
+
+    strategy: str
+    lr: float
+    seconds: float | None
+    samples: float | None
+    batch: float
+    spread: tuple[float, float]
+
+
+class Comparison:
+    """Runs what is not in the file yet, on several processes."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        options.out.mkdir(parents=True, exist_ok=True)
+        self.kept = Kept(options.out / "runs.jsonl")
+        self._pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (1,))
+        self._running: dict[Trial, Future[Outcome]] = {}
+
+    def outcome(self, trial: Trial, longest: float | None = None) -> Outcome:
+        """What the trial comes to in its cell; trained now if it was not yet."""
+        trained = as_trained(trial)
+        self.start(trial, longest)
+        if trained in self._running:
+            self.kept.add(trained, self._running.pop(trained).result())
+        found = self.kept.get(trained)
+        assert found is not None
+        if trained == trial or found.seconds is None:
+            return found
+        times = round_times(trial.strategy, trial.cluster, trial.comm, trial.seed, found.rounds, self.options.traces)
+        return replace(found, seconds=times[-1])
+
+    def start(self, trial: Trial, longest: float | None = None) -> None:
+        """Begin to train it, unless it was trained before, for at least so long."""
+        trained = as_trained(trial)
+        limit_here = longest if trained == trial else None
+        found = self.kept.get(trained)
+        enough = found is not None and (
+            found.given_up_after is None or (limit_here is not None and limit_here <= found.given_up_after * 1.0001)
+        )
+        if not enough and trained not in self._running:
+            job = self._pool.submit(train, trained, TARGETS[trial.model], limit_here, self.options.traces)
+            self._running[trained] = job
+
+    def method(self, cell: Cell, name: str) -> Result:
+        """The method at its best options and rate in the cell, over all seeds."""
+        strategy, lr = self._tuned(cell, name)
+        trials = [self._trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]
+        for trial in trials:
+            self.start(trial)
+        outcomes = [self.outcome(trial) for trial in trials]
+        seconds = [each.seconds for each in outcomes if each.seconds is not None]
+        samples = [each.samples for each in outcomes if each.samples is not None]
+        rounds = sum(each.rounds for each in outcomes if each.samples is not None)
+        whole = len(seconds) == len(trials)
+        return Result(
+            strategy,
+            lr,
+            statistics.median(seconds) if whole else None,
+            statistics.median(samples) if whole else None,
+            sum(samples) / max(rounds, 1),
+            (min(seconds, default=0.0), max(seconds, default=0.0)),
+        )
+
+    def _tuned(self, cell: Cell, name: str) -> tuple[str, float]:
+        best: tuple[float, str, float] | None = None
+        rates = RATES[cell.optimizer]
+        for strategy in METHODS[name]:
+            for lr in sorted(rates, key=lambda lr: abs(rates.index(lr) - 2)):  # from the middle outwards
+                longest = best[0] * PATIENCE if best else None
+                seconds = self.outcome(self._trial(cell, strategy, lr, 0), longest).seconds
+                if seconds is not None and (best is None or seconds < best[0]):
+                    best = seconds, strategy, lr
+        return (best[1], best[2]) if best else (METHODS[name][0], rates[2])
+
+    @staticmethod
+    def _trial(cell: Cell, strategy: str, lr: float, seed: int) -> Trial:
+        return Trial(cell.model, cell.optimizer, strategy, lr, seed, cell.cluster, cell.comm)
+
+
+def as_trained(trial: Trial) -> Trial:
+    """The trial that is trained in its stead, because its batches are the same."""
+    strategy = SAME_BATCHES.get(trial.strategy, trial.strategy)
+    if strategy.startswith("all-reduce") or (strategy.startswith("local-sgd") and "by_speed" not in strategy):
+        return replace(trial, strategy=strategy, cluster="equal", comm=0.5)
+    return replace(trial, comm=0.5) if "by_speed" in strategy else trial
+
+
+def fitted(comparison: Comparison, cell: Cell) -> Fit:
+    """S_min and the noise scale, from synchronous training with two batches, each at its best rate."""
+    points = []
+    for strategy in METHODS["all-reduce (DDP)"]:
+        batch = MICRO_BATCH * 4 * (4 if "micro_batches=4" in strategy else 1)
+        samples = []
+        for seed in range(comparison.options.seeds):
+            found = [
+                comparison.kept.get(as_trained(Trial(cell.model, cell.optimizer, strategy, lr, seed, "equal", 0.5)))
+                for lr in RATES[cell.optimizer]
+            ]
+            samples += [min([each.samples for each in found if each and each.samples] or [0])]
+        reached = [each for each in samples if each]
+        if reached:
+            points.append((float(batch), float(statistics.median(reached))))
+    return fit(points)
+
+
+def cell_limit(comparison: Comparison, cell: Cell, found: Fit) -> Limit:
+    cluster = cluster_of(cell.cluster, cell.comm, 0, comparison.options.traces)
+    speeds = [MICRO_BATCH / cluster.mean_seconds(rank) for rank in range(cluster.workers)]
+    return limit(speeds, found.noise_scale, cell.comm)
+
+
+def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | None]:
+    """The rows of a cell, and how many times sooner than the best baseline abs-sgd is there."""
+    results = {name: comparison.method(cell, name) for name in METHODS}
+    found = fitted(comparison, cell)
+    least = cell_limit(comparison, cell, found)
+    times = [each.seconds for name, each in results.items() if name in BASELINES and each.seconds is not None]
+    best, ours = min(times, default=None), results[OURS].seconds
+    rows = []
+    for name, each in results.items():
+        if each.seconds is None or each.samples is None:
+            rows.append(f"| {name} | {each.strategy} | {each.lr:g} | not reached by every seed |||||||")
+            continue
+        hardware = each.samples / (least.speed * each.seconds)
+        parts = split(least, hardware=hardware, batch=each.batch, samples=each.samples, least_steps=found.least_steps)
+        rows.append(
+            f"| {name} | {each.strategy} | {each.lr:g} | {each.seconds:.0f} ({each.spread[0]:.0f}–{each.spread[1]:.0f})"
+            f" | {each.samples:.0f} | {each.batch:.0f} | {parts.share or 0:.2f} | {parts.hardware:.2f} |"
+            f" {parts.batch:.2f} | {parts.statistics or 0:.2f} |"
+        )
+    sooner = best / ours if best is not None and ours is not None else None
+    heading = (
+        f"\n#### {cell.model}, {cell.optimizer}, cluster {cell.cluster}, communication {cell.comm:.0%}"
+        f" — {f'{sooner:.2f}×' if sooner else 'not'} sooner than the best baseline"
+        f" (S_min {found.least_steps:.0f}, noise scale {found.noise_scale:.0f}, B* {least.batch:.0f})\n"
+    )
+    columns = (
+        "| method | options | rate | time to target | samples | batch | of limit | hardware | batch | statistics |"
+    )
+    return [heading, columns, "|" + "---|" * 10, *rows], sooner
+
+
+def compare(comparison: Comparison) -> None:
+    options = comparison.options
+    factors: dict[tuple[str, float], list[float]] = {}
+    lines: list[str] = []
+    for model in options.models:
+        for optimizer in options.optimizers:
+            for cluster in options.clusters:
+                for comm in options.comm:
+                    rows, sooner = report_cell(comparison, Cell(model, optimizer, cluster, comm))
+                    print("\n".join(rows), flush=True)
+                    lines += rows
+                    if sooner:
+                        factors.setdefault((cluster, comm), []).append(sooner)
+    summary = ["| cluster | " + " | ".join(f"communication {comm:.0%}" for comm in options.comm) + " |"]
+    summary.append("|---" * (len(options.comm) + 1) + "|")
+    for cluster in options.clusters:
+        cells = [" ".join(f"{each:.2f}×" for each in factors.get((cluster, comm), [])) for comm in options.comm]
+        summary.append(f"| {cluster}: {CLUSTERS[cluster]} | " + " | ".join(cells) + " |")
+    unequal = [name for name in options.clusters if name != "equal"]
+    means = []
+    for comm in options.comm:
+        all_here = [each for name in unequal for each in factors.get((name, comm), [])]
+        means.append(f"{statistics.mean(all_here):.2f}×" if all_here else "")
+    summary.append("| mean of the unequal | " + " | ".join(means) + " |")
+    text = "\n".join([*machine(), "", *summary, *lines, ""])
+    (options.out / "comparison.md").write_text(text)
+    print("\n".join(summary))
+
+
+def machine() -> list[str]:
+    return [
+        "# ABS-SGD against the blocking methods",
+        "",
+        f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}. "
+        "Virtual time, in micro-batches of a device of speed 1; the machine's load does not matter.",
+        "",
+        "How many times sooner abs-sgd reaches the target than the best of all-reduce (DDP), balanced and local-sgd "
+        "(equal steps or by speed), in the order of model and optimizer given below.",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--models", type=names, default=list(TARGETS))
+    parser.add_argument("--optimizers", type=names, default=list(RATES))
+    parser.add_argument("--clusters", type=names, default=list(CLUSTERS))
+    parser.add_argument("--comm", type=lambda text: [float(each) for each in text.split(",")], default=[0.05, 0.5, 2.0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/abs"))
+    options = parser.parse_args()
+    compare(Comparison(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

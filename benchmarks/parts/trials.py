@@ -1,0 +1,166 @@
+"""One training in virtual time, until it reaches the target; what it came to is kept in a file of lines.
+
+The batches of a blocking method, and of local SGD, do not depend on how long communication takes. So they are trained
+once, and the rounds that they needed are laid over the times of their rounds in each cell, which are simulated without
+gradients. Everything else is trained in every cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.utils import vector_to_parameters
+
+from paceline import workloads
+from paceline.backends.replica import Replica
+from paceline.backends.replica_learner import ReplicaLearner
+from paceline.backends.simulated import Data, simulate
+from paceline.strategies import create
+from paceline.workloads.workload import Workload
+from parts.cells import cluster_of
+
+MICRO_BATCH = 32
+EVALUATE_EVERY, EVALUATED, SMOOTHED = 1500, 2000, 3  # samples; held-out samples; evaluations whose mean must reach it
+MOST_SAMPLES = 75_000
+LOST_AFTER, LOST_BELOW = 15_000, 0.2  # accuracy after so many samples: it has diverged, or never began
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to train, and where."""
+
+    model: str
+    optimizer: str
+    strategy: str
+    lr: float
+    seed: int
+    cluster: str
+    comm: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """When the target was reached: None if it was not. Times are in micro-batches of a device of speed 1. A trial that
+    was slower than another rate was given up after some time."""
+
+    seconds: float | None
+    samples: int | None
+    rounds: int
+    diverged: bool
+    noise_scale: float | None
+    given_up_after: float | None = None
+
+
+class TargetReached(Exception):  # noqa: N818  (it is no error)
+    """Ends the simulation."""
+
+
+@lru_cache(maxsize=2)
+def load(model: str) -> Workload:
+    return workloads.load("fashion-mnist", None, model)
+
+
+def train(trial: Trial, target: float, longest: float | None, traces: Path) -> Outcome:
+    """Train until the target, or until `longest`."""
+    workload = load(trial.model)
+    cluster = cluster_of(trial.cluster, trial.comm, trial.seed, traces)
+    learners = [_learner(workload, trial, rank) for rank in range(cluster.workers)]
+    judge = workload.build_model(trial.seed)
+    x, y = workload.test_x[:EVALUATED], workload.test_y[:EVALUATED]
+    seen: list[float] = []
+    rounds, following, reached, diverged, given_up = 0, EVALUATE_EVERY, None, False, None
+
+    def look(rank: int, t: float, samples: int) -> None:
+        nonlocal rounds, following, reached, diverged, given_up
+        if rank:
+            return
+        rounds += 1
+        if longest is not None and t > longest:
+            given_up = longest
+            raise TargetReached
+        if samples < following:
+            return
+        following = samples + EVALUATE_EVERY
+        vector_to_parameters(learners[0].parameters, judge.parameters())
+        with torch.no_grad():
+            seen.append(float((judge(x).argmax(1) == y).float().mean()))
+        if len(seen) >= SMOOTHED and sum(seen[-SMOOTHED:]) / SMOOTHED >= target:
+            reached = t, samples
+        diverged = samples > LOST_AFTER and seen[-1] < LOST_BELOW
+        if reached or diverged or samples > MOST_SAMPLES:
+            raise TargetReached
+
+    with contextlib.suppress(TargetReached):
+        simulate(
+            create(trial.strategy),
+            cluster,
+            micro_batch=MICRO_BATCH,
+            data=Data(len(workload.train)),
+            seconds=1e9,
+            learners=learners,
+            on_applied=look,
+        )
+    seconds, samples = reached or (None, None)
+    return Outcome(seconds, samples, rounds, diverged, learners[0].noise.value, given_up)
+
+
+def _learner(workload: Workload, trial: Trial, rank: int) -> ReplicaLearner:
+    model = workload.build_model(trial.seed)
+
+    def backward(model: nn.Module, indices: NDArray[Any]) -> None:
+        chosen = torch.from_numpy(indices)
+        workload.loss(model, (workload.train.x[chosen], workload.train.y[chosen])).backward()
+
+    replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr))
+    return ReplicaLearner(replica, backward, samples=len(workload.train), rank=rank, seed=trial.seed)
+
+
+@lru_cache(maxsize=256)
+def round_times(strategy: str, cluster: str, comm: float, seed: int, rounds: int, traces: Path) -> Sequence[float]:
+    """When each of the first rounds ends in a cell, without gradients."""
+    times: list[float] = []
+
+    def look(rank: int, t: float, samples: int) -> None:
+        if rank == 0:
+            times.append(t)
+            if len(times) >= rounds:
+                raise TargetReached
+
+    with contextlib.suppress(TargetReached):
+        simulate(
+            create(strategy),
+            cluster_of(cluster, comm, seed, traces),
+            micro_batch=MICRO_BATCH,
+            seconds=1e9,
+            on_applied=look,
+        )
+    return times
+
+
+class Kept:
+    """Outcomes in a file, so that a comparison that was interrupted goes on."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._outcomes: dict[Trial, Outcome] = {}
+        if file.exists():
+            for line in file.read_text().splitlines():
+                entry = json.loads(line)
+                self._outcomes[Trial(**entry["trial"])] = Outcome(**entry["outcome"])
+
+    def get(self, trial: Trial) -> Outcome | None:
+        return self._outcomes.get(trial)
+
+    def add(self, trial: Trial, outcome: Outcome) -> None:
+        self._outcomes[trial] = outcome
+        with self._file.open("a") as stream:
+            stream.write(json.dumps({"trial": asdict(trial), "outcome": asdict(outcome)}) + "\n")

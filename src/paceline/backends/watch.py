@@ -1,0 +1,73 @@
+"""Is the run still learning? Divergence is told at once, and a run that can only diverge ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite, log
+
+from paceline.errors import PacelineError
+
+NOISE_EVERY = 16  # rounds between two entries of the noise scale in the record
+GROWTH = 100.0  # times the smallest norm so far: in sound training a gradient shrinks, or grows a few times at most
+ROUNDS_ABOVE = 3  # in a row, before it is called divergence: one bad batch is none
+USELESS_ROUNDS = 20  # rounds in a row to which no rank brought one finite gradient, before the run ends
+KEEP = 0.9
+
+
+class Watch:
+    """Looks at every round's gradient.
+
+    Args:
+        warn: tells the user.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._log_norm = 0.0
+        self._smallest: float | None = None
+        self._above = self._useless = 0
+        self._warned_divergence = self._warned_non_finite = False
+
+    def see(self, round_number: int, norm: float, count: int, working: bool, learning_rate: float) -> None:
+        """A round was applied: the norm of its mean gradient, over how many samples, and whether there is more data."""
+        if count == 0 or not isfinite(norm):
+            self._see_useless(round_number, working)
+        elif norm > 0:
+            self._useless = 0
+            self._see_norm(round_number, log(norm), learning_rate)
+
+    def _see_norm(self, round_number: int, latest: float, learning_rate: float) -> None:
+        if self._smallest is None:
+            self._smallest = self._log_norm = latest
+        self._above = self._above + 1 if latest > self._smallest + log(GROWTH) else 0
+        self._log_norm = KEEP * self._log_norm + (1 - KEEP) * latest
+        self._smallest = min(self._smallest, self._log_norm)
+        if self._above == ROUNDS_ABOVE and not self._warned_divergence:
+            self._warned_divergence = True
+            self._warn(
+                f"Training diverges: in round {round_number} the gradient's norm is {2.718281828459045**latest:.3g}, "
+                f"over {GROWTH:.0f} times the smallest so far ({2.718281828459045**self._smallest:.3g}), with the "
+                f"learning rate {learning_rate:g}. Probably that is too high. Stop, and take a third of it, or clip: "
+                "run.optimizer(..., clip_norm=1.0)."
+            )
+
+    def _see_useless(self, round_number: int, working: bool) -> None:
+        self._useless = self._useless + 1 if working else 0
+        if self._useless >= USELESS_ROUNDS:
+            raise PacelineError(
+                f"Training has diverged: no rank has brought one finite gradient in the last {USELESS_ROUNDS} rounds.",
+                where=f"round {round_number}",
+                cause="Probably the parameters are NaN or infinite: the learning rate is too high, or a loss "
+                "overflows.",
+                remedy="Start again from the last checkpoint (run.resume()) with a lower learning rate.",
+            )
+
+    def non_finite(self, rank: int, count: int, round_number: int) -> None:
+        """This rank's contribution had NaN or infinity in it and was dropped."""
+        if not self._warned_non_finite:
+            self._warned_non_finite = True
+            self._warn(
+                f"Rank {rank} dropped {count} samples of round {round_number}: their gradient has NaN or infinity. "
+                "Further ones are dropped and counted silently. Probably the learning rate is too high or the data has "
+                "non-finite values; with float16 use a GradScaler."
+            )

@@ -1,0 +1,113 @@
+"""The steps of a method that is one round late: cured, scaled to the batch, and watched.
+
+    anticipate    compute at y_i = w − u(G_i/B_i), with u the step of the user's optimizer and G_i the worker's own part
+                  of the round under way                                                                        [ours]
+    extrapolate   w ← w − u_t − (u_t − (η_t/η_{t−1})·u_{t−1})                                       (arXiv 2606.30634)
+    none          w ← w − u_t                                                                                  [paper]
+
+`anticipate` needs no traffic and leaves no delay in the mean: without noise a worker's own gradient is everybody's,
+y is the next w exactly, and the method is synchronous SGD. With noise its points differ from the next w by what the
+worker's batch differs from everybody's, as in one local step of local SGD.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+from paceline.node import Gradient, Node
+from paceline.rules.delay import extrapolate_
+from paceline.rules.learning_rate import AS_SET, StepScale, step_scale
+from paceline.rules.sizes import micro_batch_size
+from paceline.rules.stability import CurvatureProbe, largest_stable
+
+if TYPE_CHECKING:
+    from paceline.strategies.abs_sgd import AbsSgd
+
+CURES = ("auto", "anticipate", "extrapolate", "acco", "none")
+PROBE_EVERY, PROBE_ROUNDS = 12, 4  # of twelve rounds four in a row are looked at: the guard costs little
+
+
+class DelayedSteps:
+    """One rank's steps.
+
+    Args:
+        options: the strategy.
+        node: the rank.
+    """
+
+    def __init__(self, options: AbsSgd, node: Node) -> None:
+        self._node, self._options = node, options
+        self.cure = "anticipate" if options.delay_cure == "auto" else options.delay_cure
+        automatic = "sqrt" if node.adaptive else "linear"
+        self._rule = automatic if options.lr_rule == "auto" else options.lr_rule
+        self._reference = options.reference_batch or node.world_size * node.micro_batch
+        self.scale: StepScale = AS_SET
+        self._own, self._others = 0, float(node.world_size)  # own samples, and how many times that the round had
+        self._probe, self._steps, self._warned = CurvatureProbe(), 0, False
+        self.micro_batch = node.micro_batch
+        if isinstance(options.target, int) and options.target < node.micro_batch:
+            raise PacelineError(
+                f"The target of {options.target} samples a round is smaller than a micro-batch of {node.micro_batch}.",
+                where=f"strategy {options.name}",
+                remedy=f"Give a target of at least {node.micro_batch}, or smaller micro-batches.",
+            )
+
+    def look_ahead(self, own: Gradient) -> None:
+        """Before the worker's part of a round leaves: compute from now on where it leads."""
+        if self.cure == "anticipate" and own.count:
+            self._own = own.count
+            self._node.look_ahead(own, self._scale_for(round(own.count * self._others)))
+
+    def apply(self, total: Gradient) -> None:
+        """A round has arrived."""
+        node, options = self._node, self._options
+        if total.count:
+            self.scale = self._scale_for(total.count)
+            self._others = total.count / self._own if self._own else self._others
+        self._guard(total)
+        if self.cure == "extrapolate" and node.momentum and total.values is not None and total.count:
+            self._apply_extrapolated(total)
+        else:
+            node.apply(total, self.scale)
+        if options.micro_batches == "by-speed" and total.notes:
+            self.micro_batch = micro_batch_size(
+                node.micro_batch, node.rank, total.notes, node.noise_scale, node.overhead_samples
+            )
+
+    def _scale_for(self, batch: int) -> StepScale:
+        noise, largest = self._node.noise_scale, self._options.max_lr_scale
+        return step_scale(self._rule, batch, self._reference, noise, largest)
+
+    def _apply_extrapolated(self, total: Gradient) -> None:
+        node = self._node
+        before = node.parameters.clone()
+        node.apply(total, self.scale)
+        step, rate = before.sub_(node.parameters), node.learning_rate * self.scale.learning_rate
+        if "last_step" in node.state:
+            extrapolate_(node.parameters, step, node.state["last_step"], rate / node.state["learning_rate"])
+        node.state["last_step"], node.state["learning_rate"] = step, rate
+
+    def _guard(self, total: Gradient) -> None:
+        """Warn when learning rate, momentum and delay are in the unstable region."""
+        node = self._node
+        self._steps += 1
+        place = self._steps % PROBE_EVERY
+        if self.cure not in ("none", "extrapolate") or node.adaptive or total.values is None or not total.count:
+            return
+        if place < PROBE_ROUNDS:
+            self._probe.see(node.parameters, total.values.tensor() / total.count)
+        else:
+            self._probe.forget()
+        reached = node.learning_rate * self.scale.learning_rate * self._probe.curvature
+        limit = largest_stable(node.momentum, self.cure)
+        if reached > limit and not self._warned:
+            self._warned = True
+            node.warn(
+                f"The steps are in the unstable region: the learning rate {node.learning_rate:g} (times "
+                f"{self.scale.learning_rate:.2g} for the batch) and the curvature {self._probe.curvature:.3g} measured "
+                f"along the path give {reached:.2g}; one round late, with momentum {node.momentum:g} and "
+                f"delay_cure={self.cure}, at most {limit:.2g} is stable (synchronous: "
+                f"{largest_stable(node.momentum, 'synchronous'):.2g}). Take delay_cure=anticipate, or a learning rate "
+                f"below {node.learning_rate * limit / reached:.2g}."
+            )
