@@ -17,9 +17,11 @@ import argparse
 import os
 import platform
 import statistics
-import sys
+import tempfile
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,12 +29,17 @@ import torch
 from parts.cells import CLUSTERS, cluster_of
 from parts.trials import MICRO_BATCH, Kept, Outcome, Trial, round_times, train
 
+from paceline.race.race import run_race
+from paceline.race.spec import RaceSpec
 from paceline.rules.limit import Fit, Limit, fit, limit, split
 
-RATES = {"nesterov": (0.01, 0.02, 0.04, 0.08, 0.16), "adamw": (0.0005, 0.001, 0.002, 0.004, 0.008)}
+RATES = {"nesterov": (0.02, 0.04, 0.08, 0.16), "adamw": (0.001, 0.002, 0.004, 0.008)}
 TARGETS = {"lenet-5": 0.82, "resnet-18": 0.78}
 PATIENCE = 1.25  # while tuning, a rate is given up when it takes so many times the best so far
 OURS = "abs-sgd"
+CURES = ("anticipate", "acco", "extrapolate", "none")
+SPEED_STRATEGIES = ("all-reduce", "balanced", "abs-sgd --paper", "abs-sgd")
+SPEED_RUNS, SPEED_SECONDS = 3, 20.0
 METHODS = {  # how a method is called in the tables: the options among which it is tuned
     "all-reduce (DDP)": ("all-reduce", "all-reduce:micro_batches=4"),
     "balanced": ("balanced", "balanced:micro_batches=4"),
@@ -104,8 +111,8 @@ class Comparison:
 
     def method(self, cell: Cell, name: str) -> Result:
         """The method at its best options and rate in the cell, over all seeds."""
-        strategy, lr = self._tuned(cell, name)
-        trials = [self._trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]
+        strategy, lr = self.tuned(cell, METHODS[name])
+        trials = [self.trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]
         for trial in trials:
             self.start(trial)
         outcomes = [self.outcome(trial) for trial in trials]
@@ -122,19 +129,20 @@ class Comparison:
             (min(seconds, default=0.0), max(seconds, default=0.0)),
         )
 
-    def _tuned(self, cell: Cell, name: str) -> tuple[str, float]:
+    def tuned(self, cell: Cell, strategies: Sequence[str]) -> tuple[str, float]:
+        """The strategy and the rate that are the first to reach the target with seed 0."""
         best: tuple[float, str, float] | None = None
         rates = RATES[cell.optimizer]
-        for strategy in METHODS[name]:
+        for strategy in strategies:
             for lr in sorted(rates, key=lambda lr: abs(rates.index(lr) - 2)):  # from the middle outwards
                 longest = best[0] * PATIENCE if best else None
-                seconds = self.outcome(self._trial(cell, strategy, lr, 0), longest).seconds
+                seconds = self.outcome(self.trial(cell, strategy, lr, 0), longest).seconds
                 if seconds is not None and (best is None or seconds < best[0]):
                     best = seconds, strategy, lr
-        return (best[1], best[2]) if best else (METHODS[name][0], rates[2])
+        return (best[1], best[2]) if best else (strategies[0], rates[2])
 
     @staticmethod
-    def _trial(cell: Cell, strategy: str, lr: float, seed: int) -> Trial:
+    def trial(cell: Cell, strategy: str, lr: float, seed: int) -> Trial:
         return Trial(cell.model, cell.optimizer, strategy, lr, seed, cell.cluster, cell.comm)
 
 
@@ -172,7 +180,7 @@ def cell_limit(comparison: Comparison, cell: Cell, found: Fit) -> Limit:
 
 def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | None]:
     """The rows of a cell, and how many times sooner than the best baseline abs-sgd is there."""
-    results = {name: comparison.method(cell, name) for name in METHODS}
+    results = {name: comparison.method(cell, name) for name in comparison.options.methods}
     found = fitted(comparison, cell)
     least = cell_limit(comparison, cell, found)
     times = [each.seconds for name, each in results.items() if name in BASELINES and each.seconds is not None]
@@ -230,6 +238,45 @@ def compare(comparison: Comparison) -> None:
     print("\n".join(summary))
 
 
+def delay(comparison: Comparison) -> None:
+    """Samples to target with the same batches, on equal workers: synchronous, and one round late with each cure."""
+    options = comparison.options
+    print(f"| model, optimizer, rate | synchronous | {' | '.join(CURES)} |\n" + "|---" * (len(CURES) + 2) + "|")
+    for model in options.models:
+        for optimizer in options.optimizers:
+            cell = Cell(model, optimizer, "equal", 0.5)
+            _, lr = comparison.tuned(cell, ("all-reduce",))
+            strategies = [
+                "all-reduce",
+                *(f"abs-sgd:lr_rule=none:micro_batches=fixed:delay_cure={cure}" for cure in CURES),
+            ]
+            medians = []
+            for strategy in strategies:
+                trials = [comparison.trial(cell, strategy, lr, seed) for seed in range(options.seeds)]
+                for trial in trials:
+                    comparison.start(trial)
+                samples = [comparison.outcome(trial).samples or inf for trial in trials]
+                medians.append(statistics.median(samples))
+            told = [f"{each:.0f} ({each / medians[0]:.2f}×)" if each < inf else "not reached" for each in medians]
+            print(f"| {model}, {optimizer}, {lr:g} | {' | '.join(told)} |", flush=True)
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Share of ideal and of the limit on real processes, speeds 1, 1, ½, ¼."""
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; {SPEED_RUNS} races of {SPEED_SECONDS:g} s")
+    shares: dict[str, list[tuple[float, float | None]]] = {}
+    with tempfile.TemporaryDirectory() as out:
+        for seed in range(SPEED_RUNS):
+            spec = RaceSpec(strategies=SPEED_STRATEGIES, speeds=(1.0, 1.0, 0.5, 0.25), seconds=SPEED_SECONDS, seed=seed)
+            for result in run_race(spec, Path(out))["results"]:
+                both = result["share_of_ideal"], result["limit"]["share"]
+                shares.setdefault(result["strategy"], []).append(both)
+    for strategy, found in shares.items():
+        ideal = " ".join(f"{each:.3f}" for each, _ in found)
+        of_limit = " ".join("–" if each is None else f"{each:.2f}" for _, each in found)
+        print(f"{strategy:24} share of ideal {ideal}   of limit {of_limit}")
+
+
 def machine() -> list[str]:
     return [
         "# ABS-SGD against the blocking methods",
@@ -249,13 +296,21 @@ def main() -> None:
     parser.add_argument("--optimizers", type=names, default=list(RATES))
     parser.add_argument("--clusters", type=names, default=list(CLUSTERS))
     parser.add_argument("--comm", type=lambda text: [float(each) for each in text.split(",")], default=[0.05, 0.5, 2.0])
+    parser.add_argument("--methods", type=names, default=list(METHODS), help="of " + ", ".join(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/abs"))
+    parser.add_argument("--delay", action="store_true", help="measure what the delay costs instead")
+    parser.add_argument("--speed", action="store_true", help="measure real processes instead")
     options = parser.parse_args()
-    compare(Comparison(options))
+    if options.speed:
+        speed(options)
+    elif options.delay:
+        delay(Comparison(options))
+    else:
+        compare(Comparison(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

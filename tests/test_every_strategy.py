@@ -19,10 +19,10 @@ DELAYS = {  # rounds between taking a gradient and stepping with it; None: with 
     "rennala:target=40:lr_rule=none": None,
     "abs-sgd": 0,  # the own part of the round under way is all of it
     "abs-sgd:lr_rule=none:micro_batches=fixed": 0,
-    "abs-sgd:min_micro_batches=3": 0,
-    "abs-sgd:trigger=fastest:min_micro_batches=2": 0,
-    "abs-sgd:trigger=target:target=32": 0,
-    "abs-sgd:trigger=target:target=auto": 0,
+    "abs-sgd:min_micro_batches=3": None,  # goes on from each micro-batch of a round
+    "abs-sgd:trigger=fastest:min_micro_batches=2": None,
+    "abs-sgd:trigger=target:target=32": None,
+    "abs-sgd:trigger=target:target=auto": None,
     "abs-sgd:delay_cure=extrapolate": 1,  # without momentum it does nothing
     "abs-sgd:delay_cure=none": 1,
     "abs-sgd:lr_rule=adascale:reference_batch=8": 0,

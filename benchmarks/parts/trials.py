@@ -24,6 +24,7 @@ from paceline import workloads
 from paceline.backends.replica import Replica
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, simulate
+from paceline.errors import PacelineError
 from paceline.strategies import create
 from paceline.workloads.workload import Workload
 from parts.cells import cluster_of
@@ -99,7 +100,7 @@ def train(trial: Trial, target: float, longest: float | None, traces: Path) -> O
         if reached or diverged or samples > MOST_SAMPLES:
             raise TargetReached
 
-    with contextlib.suppress(TargetReached):
+    try:
         simulate(
             create(trial.strategy),
             cluster,
@@ -109,6 +110,10 @@ def train(trial: Trial, target: float, longest: float | None, traces: Path) -> O
             learners=learners,
             on_applied=look,
         )
+    except TargetReached:
+        pass
+    except PacelineError:  # no finite gradient any more
+        diverged = True
     seconds, samples = reached or (None, None)
     return Outcome(seconds, samples, rounds, diverged, learners[0].noise.value, given_up)
 

@@ -133,9 +133,10 @@ class Node(ABC):
         It starts from where the last `apply` or `adopt` ended."""
 
     @abstractmethod
-    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
         """Until the next `apply`, compute at the point to which a step with this gradient would lead. The optimizer
-        forgets the step, and the gradient is not used up. Nothing happens if it is empty."""
+        forgets the step, and the gradient is not used up. Nothing happens if it is empty. `further`: the step starts
+        from where the last look ahead led that was not itself further."""
 
     @abstractmethod
     def discard(self, gradient: Gradient, reason: str) -> None:

@@ -61,7 +61,7 @@ class Learner(Protocol):
     def apply(self, gradient: Gradient, scale: StepScale) -> float:
         """One step with the gradient's mean; returns its norm."""
 
-    def look_ahead(self, gradient: Gradient, scale: StepScale) -> None:
+    def look_ahead(self, gradient: Gradient, scale: StepScale, further: bool) -> None:
         """Until the next step, compute where a step with this would lead."""
 
     def model(self, count: int) -> Values | None:
@@ -114,7 +114,7 @@ class TimingLearner:
     def apply(self, gradient: Gradient, scale: StepScale) -> float:
         return 0.0
 
-    def look_ahead(self, gradient: Gradient, scale: StepScale) -> None:
+    def look_ahead(self, gradient: Gradient, scale: StepScale, further: bool) -> None:
         pass
 
     def model(self, count: int) -> None:

@@ -19,6 +19,7 @@ from paceline.control.client import ControlClient
 from paceline.node import Gradient, Message, Work
 from paceline.record import Recorder
 from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.memory import MemoryMeter
 from paceline.rules.speed import Speedometer
 
 log = logging.getLogger("paceline")
@@ -107,6 +108,9 @@ class ProcessNode(DrivenNode):
         self._news: RoundTotal | None = None
         self._discarded = 0  # samples, since the last contribution
         self._last_backward: torch.cuda.Event | None = None
+        self._memory: MemoryMeter | None = None
+        if replica.parameters.is_cuda and replica.divisible:
+            self._memory = MemoryMeter(micro_batch, torch.cuda.mem_get_info(replica.parameters.device)[1])
 
     # ---- learning
 
@@ -115,9 +119,22 @@ class ProcessNode(DrivenNode):
         self._bound_run_ahead()
         ended = self._now()
         self._speed.see(count, ended - began)
+        self._measure_memory(count)
         self._recorder.write("compute", self.rank, began, end=ended, samples=count)
         self.samples_computed += count
         return self.replica.take_gradients(count, samples)
+
+    @property
+    def portion(self) -> int:
+        """Samples of the next micro-batch: what the strategy asks for, if it fits into the device's memory."""
+        return self.at_most if self._memory is None else min(self.at_most, self._memory.fits)
+
+    def _measure_memory(self, count: int) -> None:
+        if self._memory is not None:
+            device = self.replica.parameters.device
+            peak, now = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+            self._memory.see(count, now, peak)  # the gradients, which stay for the moment, count as there before
+            torch.cuda.reset_peak_memory_stats(device)
 
     def nothing(self) -> Gradient:
         """The gradient of a rank without data."""
@@ -139,9 +156,9 @@ class ProcessNode(DrivenNode):
             self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.learning_rate)
             self._round_applied(gradient)
 
-    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
         self.suspended()  # whoever looks at the parameters after a round sees those that all ranks have
-        self.replica.look_ahead(gradient, scale)
+        self.replica.look_ahead(gradient, scale, further)
 
     def model(self, count: int, samples: list[range]) -> Gradient:
         return Gradient(self.replica.model_contribution(count), count, samples) if count else Gradient(None, 0, samples)
@@ -213,6 +230,7 @@ class ProcessNode(DrivenNode):
     # ---- communication
 
     def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
+        self.suspended()  # what is done after a round may be a collective too: on all ranks before the next one
         round_number = self._started_rounds
         self._started_rounds += 1
         own, settled = gradient.count, self._discarded + sum(map(len, gradient.samples))
@@ -258,6 +276,7 @@ class ProcessNode(DrivenNode):
         self._recorder.write("discard", self.rank, self._now(), samples=count, reason=reason)
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
+        self.suspended()
         row = torch.zeros(self.world_size, dtype=torch.float64, device=self._collectives.device)
         row[self.rank] = value
         return self._fly(self._collectives.add_up(row, lambda full: tuple(full.tolist()), "The gathering of numbers"))

@@ -12,8 +12,10 @@ the data is at its end.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -101,6 +103,7 @@ class Replica:
         extra: int = 0,
     ) -> None:
         self.model, self.optimizer, self.clip_norm, self._extra = model, optimizer, clip_norm, extra
+        check_step(optimizer)
         self.names, self._trained = trained_parameters(model, optimizer)
         dtype, device = self._trained[0].dtype, self._trained[0].device
         self.size = sum(p.numel() for p in self._trained)
@@ -109,8 +112,7 @@ class Replica:
         self._free: list[FlatSum] = []
         self.noise = NoiseScale()
         self.divisible = not any(isinstance(module, _BatchNorm) for module in model.modules())
-        self._trial = OptimizerTrial(optimizer)
-        self._committed: Tensor | None = None
+        self._trial, self._further_trial = OptimizerTrial(optimizer), OptimizerTrial(optimizer)
         self._looks_ahead = False
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
@@ -195,34 +197,58 @@ class Replica:
         self._give_back(flat)
         return norm / gradient.count
 
-    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
-        """Move to where a step with the gradient would lead; the optimizer forgets it. The gradient stays as it is."""
-        self.return_from_looking_ahead()
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
+        """Move to where a step with the gradient would lead; the optimizer forgets it. The gradient stays as it is.
+        `further`: from where the last look ahead led that was not itself further."""
         if gradient.values is None or not gradient.count:
             return
         if isinstance(gradient.values, FreshGradient):
             gradient.values = gradient.values.flat()
-        own, flat = cast(FlatSum, gradient.values), self.buffer()
+        own = cast(FlatSum, gradient.values)
         norm = float(torch.linalg.vector_norm(own.sums))
-        if math.isfinite(norm):
-            if self._committed is None:
-                self._committed = torch.empty_like(self.parameters)
+        if not math.isfinite(norm):
+            return
+        if further and self._looks_ahead:
+            self.parameters.copy_(self._ahead)
+            trial, after = self._further_trial, self._trial
+        else:
+            self.return_from_looking_ahead()
             self._committed.copy_(self.parameters)
             self._looks_ahead = True
-            torch.mul(own.sums, self._factor(norm, gradient.count), out=flat.sums)
-            with self._trial:
-                self._step(flat, scale)
+            trial, after = self._trial, None
+        flat = self.buffer()
+        torch.mul(own.sums, self._factor(norm, gradient.count), out=flat.sums)
+        try:
+            trial.step(lambda: self._step(flat, scale), after)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            raise PacelineError(
+                f"The optimizer {type(self.optimizer).__name__} cannot make a step on trial: {error}",
+                cause="The strategy computes at the point to which a step would lead, and takes the step back.",
+                remedy="Take delay_cure=extrapolate or delay_cure=none, which need no trial.",
+            ) from error
         self._free.append(flat)
+        if after is None:
+            self._ahead.copy_(self.parameters)
 
     def return_from_looking_ahead(self) -> None:
-        if self._looks_ahead and self._committed is not None:
+        if self._looks_ahead:
             self.parameters.copy_(self._committed)
             self._looks_ahead = False
+
+    @cached_property
+    def _committed(self) -> Tensor:
+        """Where the last step ended, while the rank computes at a point ahead of it."""
+        return torch.empty_like(self.parameters)
+
+    @cached_property
+    def _ahead(self) -> Tensor:
+        """Where the last look ahead led, while the rank goes further."""
+        return torch.empty_like(self.parameters)
 
     @property
     def committed(self) -> dict[str, Tensor]:
         """The trained parameters where the last step ended, also while the rank computes at a point ahead of it."""
-        flat = self._committed if self._looks_ahead and self._committed is not None else self.parameters
+        flat = self._committed if self._looks_ahead else self.parameters
         return dict(zip(self.names, FlatSum(flat, self._trained).views, strict=True))
 
     def model_contribution(self, count: int) -> FlatSum:
@@ -288,6 +314,18 @@ class Replica:
         """torch's SGD and those written after it know dampening or Nesterov momentum; the others normalise."""
         group = self.optimizer.param_groups[0]
         return "dampening" not in group and "nesterov" not in group
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer that asks for the loss several times in a step cannot work with the mean of all ranks' gradients."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PacelineError(
+            f"The optimizer {type(optimizer).__name__} needs a closure that computes the loss again.",
+            where="run.optimizer(optimizer, model)",
+            cause="A step is made with the gradients of all ranks, which are computed once.",
+            remedy="Take an optimizer that only uses .grad: SGD, Adam, AdamW and most others.",
+        )
 
 
 def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], list[nn.Parameter]]:

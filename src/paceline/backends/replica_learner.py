@@ -106,8 +106,8 @@ class ReplicaLearner:
     def apply(self, gradient: Gradient, scale: StepScale) -> float:
         return self.replica.apply(gradient, scale)
 
-    def look_ahead(self, gradient: Gradient, scale: StepScale) -> None:
-        self.replica.look_ahead(gradient, scale)
+    def look_ahead(self, gradient: Gradient, scale: StepScale, further: bool) -> None:
+        self.replica.look_ahead(gradient, scale, further)
 
     def model(self, count: int) -> FlatSum:
         return self.replica.model_contribution(count)

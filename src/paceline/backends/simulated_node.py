@@ -232,9 +232,9 @@ class SimulatedNode(Node):
             self.watch.see(self.rounds, norm, gradient.count, gradient.working, self.learner.learning_rate)
             self._run.round_applied(self, gradient)
 
-    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
         self._run.round_over(self)
-        self.learner.look_ahead(gradient, scale)
+        self.learner.look_ahead(gradient, scale, further)
 
     def discard(self, gradient: Gradient, reason: str) -> None:
         self._run.discard(self, gradient, reason)

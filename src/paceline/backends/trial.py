@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,47 +15,44 @@ MOMENTA = ("momentum", "betas")
 
 
 class OptimizerTrial:
-    """Within it the optimizer works on copies of its state; afterwards it has its own again.
+    """A step that leaves the optimizer as it was.
 
-        with OptimizerTrial(optimizer):
-            optimizer.step()
+        OptimizerTrial(optimizer).step(optimizer.step)
 
-    The copies are made once and written over in every trial.
+    Meanwhile the optimizer works on copies of its state, which are made once and written over in every trial. They stay
+    until the next one, so that a second trial can go on where the first has ended.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._state: dict[Any, dict[str, Any]] = {}
-        self._groups: list[dict[str, Any]] = []
-        self._copies: dict[tuple[Any, str], Tensor] = {}
 
-    def __enter__(self) -> None:
-        state = self._optimizer.state
-        self._state = {parameter: state[parameter] for parameter in state}
-        self._groups = [dict(group) for group in self._optimizer.param_groups]
-        for parameter, values in self._state.items():
-            state[parameter] = {name: self._copy(parameter, name, value) for name, value in values.items()}
+    def step(self, step: Callable[[], object], after: OptimizerTrial | None = None) -> None:
+        """Make the step; `after` another trial, as if that had been no trial."""
+        state, groups = self._optimizer.state, self._optimizer.param_groups
+        own, own_groups = dict(state), [dict(group) for group in groups]
+        begin = own if after is None else after._state
+        try:
+            for parameter, values in begin.items():
+                copies = self._state.get(parameter, {})
+                state[parameter] = {name: _copied(copies.get(name), value) for name, value in values.items()}
+            step()
+            self._state = dict(state)
+        finally:
+            state.clear()
+            state.update(own)
+            for group, kept in zip(groups, own_groups, strict=True):
+                group.clear()
+                group.update(kept)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        state = self._optimizer.state
-        for parameter in list(state):
-            if parameter in self._state:
-                state[parameter] = self._state[parameter]
-            else:
-                del state[parameter]
-        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.clear()
-            group.update(kept)
 
-    def _copy(self, parameter: Any, name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        copy = self._copies.get((parameter, name))
-        if copy is None or copy.shape != value.shape:
-            copy = self._copies[parameter, name] = value.clone()
+def _copied(copy: Any, value: Any) -> Any:
+    """The value in memory of its own; in that of the last copy if there is one."""
+    if not isinstance(value, Tensor):
+        return value
+    if isinstance(copy, Tensor) and copy.shape == value.shape and copy.dtype == value.dtype:
         return copy.copy_(value)
+    return value.clone()
 
 
 @contextmanager

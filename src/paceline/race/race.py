@@ -49,16 +49,16 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     course = lay_out(spec, workload)
     folder = new_run(out / "race")
     (folder / "config.toml").write_text(tomli_w.dumps(_settings(course)))
-    results, events = [], {}
+    results, events, failures = [], {}, list[PacelineError]()
     for strategy in spec.strategies:
-        run_folder = folder / strategy.replace(":", "_")
-        if spec.backend == "processes":
-            happened = _on_processes(course, strategy, run_folder)
-        else:
-            happened = race_simulated(spec, workload, course.cluster, strategy)
-            write_events(run_folder / "events", happened)
-        events[strategy] = happened
-        results.append(_result(course, strategy, happened))
+        try:
+            events[strategy] = _run_strategy(course, strategy, folder / strategy.replace(":", "_").replace(" ", ""))
+            results.append(_result(course, strategy, events[strategy]))
+        except PacelineError as error:  # the others are not to be lost with it
+            print(f"{strategy}: {error}", flush=True)
+            failures.append(error)
+    if not results:
+        raise failures[0]
     _add_limits(course, results, events)
     race = {
         "results": results,
@@ -74,7 +74,17 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     show_race(race)
     write_report(folder / "report.html", race, events)
     print(f"Report: {folder / 'report.html'}")
+    if failures:
+        raise failures[0]
     return race
+
+
+def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
+    if course.spec.backend == "processes":
+        return _on_processes(course, strategy, folder)
+    happened = race_simulated(course.spec, course.workload, course.cluster, strategy)
+    write_events(folder / "events", happened)
+    return happened
 
 
 def lay_out(spec: RaceSpec, workload: Workload) -> Course:

@@ -24,8 +24,9 @@ def largest_stable(momentum: float, cure: str) -> float:
 
     Args:
         momentum: β, as torch's SGD has it: v ← βv + g, w ← w − ηv.
-        cure: `none` (one round late), `extrapolate` (one round late, see `rules.delay`) or `synchronous` (no delay;
-            also one round late with look-ahead, which on a quadratic without noise is the same).
+        cure: `none` (one round late), `extrapolate` (one round late, see `rules.delay`; without momentum as `none`) or
+            `synchronous` (no delay; also one round late with look-ahead, which on a quadratic without noise is the
+            same).
 
     >>> [round(largest_stable(0.9, cure), 2) for cure in ("none", "extrapolate", "synchronous")]
     [0.1, 0.27, 3.8]
@@ -41,7 +42,7 @@ def largest_stable(momentum: float, cure: str) -> float:
 
 def _spectral_radius(step: float, momentum: float, cure: str) -> float:
     """Of the map (w, w_before, u) → (w − u' − c(u' − u), w, u') with u' = βu + ηλ·(w or w_before)."""
-    delayed, extra = cure != "synchronous", float(cure == "extrapolate")
+    delayed, extra = cure != "synchronous", float(cure == "extrapolate" and momentum > 0)
     update = np.array([0.0 if delayed else step, step if delayed else 0.0, momentum])
     last = np.array([0.0, 0.0, 1.0])
     moved = np.array([1.0, 0.0, 0.0]) - update - extra * (update - last)

@@ -106,7 +106,7 @@ class Rank:
         # Together: who starts early must not compute a huge first round before the others come.
         self.node.sum_now(torch.zeros(1, device=self.collectives.device))
         self._stock = LeaseStock(self._control)
-        loader.start(self._stock.next_range, lambda: self.node.at_most)
+        loader.start(self._stock.next_range, lambda: self.node.portion)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
 
     def stop_leasing(self, left_over: list[range]) -> None:

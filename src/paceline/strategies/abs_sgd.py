@@ -96,6 +96,7 @@ class AbsSgd(Strategy):
         while not (out_of_data or self.closed(node, round_number, done)) or (in_flight and not in_flight.done):
             fresh = await node.gradient(steps.micro_batch)
             batch += fresh
+            steps.walk(batch)
             done += 1
             out_of_data = not fresh.count
             if self.trigger == "fastest" and done == self.min_micro_batches:

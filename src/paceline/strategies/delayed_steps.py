@@ -1,17 +1,20 @@
 """The steps of a method that is one round late: cured, scaled to the batch, and watched.
 
     anticipate    compute at y_i = w − u(G_i/B_i), with u the step of the user's optimizer and G_i the worker's own part
-                  of the round under way                                                                        [ours]
+                  of the round under way; and from there on as far as its part of the next one leads           [ours]
     extrapolate   w ← w − u_t − (u_t − (η_t/η_{t−1})·u_{t−1})                                       (arXiv 2606.30634)
     none          w ← w − u_t                                                                                  [paper]
 
 `anticipate` needs no traffic and leaves no delay in the mean: without noise a worker's own gradient is everybody's,
-y is the next w exactly, and the method is synchronous SGD. With noise its points differ from the next w by what the
-worker's batch differs from everybody's, as in one local step of local SGD.
+y is the next w exactly, and with one micro-batch a round the method is synchronous SGD. With noise its points differ
+from the next w by what the worker's batch differs from everybody's, as in a local step of local SGD. When a round has
+several micro-batches, because the network is slow, a worker goes on after each of them: a long round then costs no more
+samples than several short ones, which synchronous training cannot do.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
@@ -59,6 +62,13 @@ class DelayedSteps:
             self._own = own.count
             self._node.look_ahead(own, self._scale_for(round(own.count * self._others)))
 
+    def walk(self, part: Gradient) -> None:
+        """Part of the next round is computed: go on from there, as far as this part of it leads."""
+        if self.cure == "anticipate" and part.count and self._own:
+            scale = self._scale_for(round(self._own * self._others))
+            done = min(1.0, part.count / self._own)
+            self._node.look_ahead(part, replace(scale, learning_rate=scale.learning_rate * done), further=True)
+
     def apply(self, total: Gradient) -> None:
         """A round has arrived."""
         node, options = self._node, self._options
@@ -84,7 +94,7 @@ class DelayedSteps:
         before = node.parameters.clone()
         node.apply(total, self.scale)
         step, rate = before.sub_(node.parameters), node.learning_rate * self.scale.learning_rate
-        if "last_step" in node.state:
+        if node.state.get("learning_rate"):  # a step at rate zero (a warm-up) shows no direction
             extrapolate_(node.parameters, step, node.state["last_step"], rate / node.state["learning_rate"])
         node.state["last_step"], node.state["learning_rate"] = step, rate
 

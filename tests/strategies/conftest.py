@@ -1,0 +1,185 @@
+"""Strategies in virtual time, with everything kept that a formula can be checked against.
+
+`play` trains in the simulator and notes, for every rank, which samples each micro-batch had and at which point it was
+computed, and the committed parameters after every round. All in float64: a formula that is written down twice then
+agrees to the last digits, and a wrong one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.backends.replica import Replica
+from paceline.backends.replica_learner import ReplicaLearner
+from paceline.backends.simulated import Data, Simulation, simulate
+from paceline.record import Event, MemoryRecorder
+from paceline.simulator.cluster import Cluster
+from paceline.strategies import Strategy
+
+SAMPLES = 200
+X = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+Y = X @ torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64) + 0.3 * torch.sin(7 * X[:, 0])
+
+MeanGradient = Callable[[Tensor, NDArray[np.int64]], Tensor]
+"""Of the mean loss at these parameters over these samples."""
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def least_squares(w: Tensor, indices: NDArray[np.int64]) -> Tensor:
+    x, y = X[indices], Y[indices]
+    return x.T @ (x @ w - y) / len(indices)
+
+
+class MicroBatch(NamedTuple):
+    """What a rank computed: which samples, and where."""
+
+    indices: NDArray[np.int64]
+    point: Tensor
+
+
+@dataclass
+class Played:
+    """A run, and all that a test asks about it."""
+
+    gradient: MeanGradient
+    start: Tensor
+    learners: list[ReplicaLearner] = field(default_factory=list)
+    micro_batches: list[list[MicroBatch]] = field(default_factory=list)  # of each rank
+    committed: list[list[Tensor]] = field(default_factory=list)  # of each rank, after each round
+    noise: list[float | None] = field(default_factory=list)  # rank 0's noise scale after each round
+    events: list[Event] = field(default_factory=list)
+    run: Simulation | None = None
+
+    @property
+    def path(self) -> list[Tensor]:
+        """The parameters before the first round and after each."""
+        return [self.start, *self.committed[0]]
+
+    @property
+    def batches(self) -> list[int]:
+        """Samples of each round."""
+        return [event["samples"] for event in self.of_kind("applied", rank=0)]
+
+    def of_kind(self, kind: str, rank: int | None = None) -> list[Event]:
+        return [event for event in self.events if event["kind"] == kind and rank in (None, event["rank"])]
+
+    def warnings(self, about: str) -> list[str]:
+        return [event["text"] for event in self.of_kind("warning", rank=0) if about in event["text"]]
+
+    def contributions(self, rank: int) -> list[list[MicroBatch]]:
+        """What the rank brought to each round: as much as its joining says, in the order of computing."""
+        queue = list(self.micro_batches[rank])
+        parts = []
+        for event in self.of_kind("join", rank):
+            part: list[MicroBatch] = []
+            while sum(len(each.indices) for each in part) < event["samples"]:
+                part.append(queue.pop(0))
+            assert sum(len(each.indices) for each in part) == event["samples"], "a micro-batch is not cut"
+            parts.append(part)
+        assert not queue, "all that was computed was brought to a round"
+        return parts
+
+    def sum_of(self, part: Sequence[MicroBatch]) -> tuple[Tensor, int]:
+        """The sum of the gradients, each at its own point, and the number of samples."""
+        sums = [len(indices) * self.gradient(point, indices) for indices, point in part]
+        return sum(sums, torch.zeros_like(self.start)), sum(len(indices) for indices, _ in part)
+
+    def means(self) -> list[Tensor]:
+        """The mean gradient of each round that has samples, over all ranks."""
+        rounds = zip(*(self.contributions(rank) for rank in range(len(self.learners))), strict=True)
+        sums = [self.sum_of([each for part in parts for each in part]) for parts in rounds]
+        return [total / count for total, count in sums if count]
+
+    def ages(self) -> set[int]:
+        """How many rounds were applied between computing a sample and the step with it, over all samples that were
+        used. (Those of the very first round cannot be late.)"""
+        found = set[int]()
+        for rank in range(len(self.learners)):
+            applied, queue = 0, list[tuple[int, int]]()
+            for event in (event for event in self.events if event["rank"] == rank):
+                if event["kind"] == "compute":
+                    queue.append((event["samples"], applied))
+                elif event["kind"] == "discard":
+                    assert queue.pop()[0] == event["samples"]
+                elif event["kind"] == "applied":
+                    applied += 1
+                elif event["kind"] == "join":
+                    left = event["samples"]
+                    while left:
+                        samples, version = queue.pop(0)
+                        left -= samples
+                        found |= {event["round"] - version} if event["round"] else set()
+        return found
+
+
+class Flat(nn.Module):
+    """Nothing but parameters."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.w = nn.Parameter(start.clone())
+
+
+def learner(played: Played, rank: int, samples: int, optimizer: MakeOptimizer) -> ReplicaLearner:
+    model, record = Flat(played.start), list[MicroBatch]()
+    played.micro_batches.append(record)
+
+    def backward(model: nn.Module, indices: NDArray[np.int64]) -> None:
+        parameter = next(model.parameters())
+        record.append(MicroBatch(indices, parameter.detach().clone()))
+        parameter.grad = played.gradient(parameter.detach(), indices)
+
+    return ReplicaLearner(Replica(model, optimizer(list(model.parameters()))), backward, samples=samples, rank=rank)
+
+
+def train(
+    strategy: Strategy,
+    speeds: Sequence[float] | Cluster = (1.0,),
+    *,
+    optimizer: MakeOptimizer = partial(torch.optim.SGD, lr=0.1),
+    gradient: MeanGradient = least_squares,
+    start: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+    samples: int = SAMPLES,
+    epochs: int = 2,
+    micro_batch: int = 8,
+) -> Played:
+    """Train until the data ends. With `speeds` a micro-batch of a device of speed 1 takes 1 s, and the network none."""
+    played = Played(gradient, torch.tensor(start, dtype=torch.float64))
+    cluster = speeds if isinstance(speeds, Cluster) else Cluster.from_speeds(speeds, micro_batch_seconds=1.0)
+    played.learners = [learner(played, rank, samples, optimizer) for rank in range(cluster.workers)]
+    played.committed = [[] for _ in played.learners]
+    recorder = MemoryRecorder()
+
+    def keep(rank: int, t: float, samples: int) -> None:
+        replica = played.learners[rank].replica
+        [committed] = replica.committed.values()
+        assert torch.equal(committed, replica.parameters), "a round is reported where it ended, not ahead of it"
+        played.committed[rank].append(committed.clone())
+        if rank == 0:
+            played.noise.append(replica.noise.value)
+
+    played.run = simulate(
+        strategy,
+        cluster,
+        micro_batch=micro_batch,
+        data=Data(samples, epochs),
+        learners=played.learners,
+        recorder=recorder,
+        on_applied=keep,
+    )
+    played.events = recorder.events
+    return played
+
+
+@pytest.fixture
+def play() -> Callable[..., Played]:
+    return train
