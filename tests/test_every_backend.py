@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from paceline.backends.learners import Data
 from paceline.backends.simulated import simulate
 from paceline.launch.local import launch
+from paceline.record import Event, MemoryRecorder, read_events
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.network import Network
 from paceline.strategies.strategy import Strategy
-from paceline.testing import MICRO_BATCH, SAMPLES, UNEQUAL, Trial, check_backend
+from paceline.summary import account
+from paceline.testing import DISCARDED, MICRO_BATCH, SAMPLES, UNEQUAL, WARNED, Trial, check_backend
 
 PROCESS = """
 import torch, paceline
@@ -32,14 +35,35 @@ with paceline.Run(BackendProbe()) as run:
 """
 
 
+def assert_told(events: list[Event], ranks: int, samples: int) -> None:
+    """The record of a probed run says what the probe did, and its books are right."""
+    books = account(events)
+    assert books.errors == () and books.in_flight == 0
+    assert books.computed == books.applied + books.discarded == samples
+    dropped = [(event["rank"], event["samples"]) for event in events if event["kind"] == "discard"]
+    assert {event["reason"] for event in events if event["kind"] == "discard"} == {DISCARDED}
+    assert {rank for rank, count in dropped if count} == set(range(ranks))
+    assert [event["text"] for event in events if event["kind"] == "warning"] == [WARNED]
+    for rank in range(ranks):
+        rounds = [event["round"] for event in events if event["kind"] == "applied" and event["rank"] == rank]
+        joined = [event["round"] for event in events if event["kind"] == "join" and event["rank"] == rank]
+        assert rounds == joined == list(range(len(rounds))), "each once, also those that share a step"
+
+
 def test_the_simulated_backend() -> None:
+    recorder, used = MemoryRecorder(), Counter[int]()
+
     def play(strategy: Strategy) -> None:
-        trial = Trial(strategy, speeds=UNEQUAL, epochs=3)
+        trial = Trial(strategy, speeds=UNEQUAL, epochs=5, used=used)
         cluster = Cluster.from_speeds(UNEQUAL, network=Network(latency=0.01))
         learners = [trial.learner(rank) for rank in range(len(UNEQUAL))]
-        simulate(strategy, cluster, micro_batch=MICRO_BATCH, data=Data(SAMPLES, 3), learners=learners)
+        simulate(
+            strategy, cluster, micro_batch=MICRO_BATCH, data=Data(SAMPLES, 5), learners=learners, recorder=recorder
+        )
 
     check_backend(play)
+    assert used == Counter(dict.fromkeys(range(SAMPLES), 5)), "every sample once an epoch, whatever the sizes"
+    assert_told(recorder.events, len(UNEQUAL), 5 * SAMPLES)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -49,3 +73,4 @@ def test_the_processes_backend(ranks: int, tmp_path: Path) -> None:
         assert outcome.ok, outcome.last_words
 
     check_backend(play)
+    assert_told(read_events(tmp_path / "events"), ranks, 20 * SAMPLES)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
 import paceline
@@ -18,10 +22,23 @@ def loader_of(dataset=NUMBERS, micro_batch=4, epochs=1, seconds=None, seed=0, **
     return Loader(dataset, micro_batch, epochs, seconds, seed, options)
 
 
+def begin(loader, next_range, sizes=()):
+    """Leases may be taken: in micro-batches of these sizes, then whole."""
+    wanted = iter(sizes)
+    loader.start(next_range, lambda: next(wanted, 20))
+
+
 def leases(*parts):
     """A stock that gives these and then nothing."""
     iterator = iter(parts)
     return lambda: next(iterator, None)
+
+
+def sampler_of(*parts, sizes=()):
+    """A sampler of these leases, asked for micro-batches of these sizes, then for whole leases."""
+    sampler, wanted = LeaseSampler(SharedOrder(0, 20)), iter(sizes)
+    sampler.next_range, sampler.at_most = leases(*parts), lambda: next(wanted, 20)
+    return sampler
 
 
 # ---- arguments
@@ -105,7 +122,7 @@ def test_iterating_before_the_optimizer_exists_is_refused(tmp_path):
 
 def test_options_reach_the_data_loader():
     loader = loader_of(collate_fn=lambda rows: [int(number) for (number,) in rows])
-    loader.start(leases(range(3)))
+    begin(loader, leases(range(3)))
     assert loader.next_batch() == order(0, 0, 20)[:3].tolist()
 
 
@@ -132,33 +149,76 @@ def test_few_epochs_are_kept():
 
 
 def test_the_sampler_remembers_what_it_took_in_order():
-    sampler = LeaseSampler(SharedOrder(0, 20))
-    assert list(sampler) == []  # before leases may be taken
-    sampler.next_range = leases(range(4, 8), range(2))
+    assert list(LeaseSampler(SharedOrder(0, 20))) == []  # before leases may be taken
+    sampler = sampler_of(range(4, 8), range(2))
     assert list(sampler) == [order(0, 0, 20)[4:8].tolist(), order(0, 0, 20)[:2].tolist()]
     assert list(sampler.taken) == [range(4, 8), range(2)]
 
 
 def test_looking_ahead_loses_nothing_and_takes_only_one():
-    sampler = LeaseSampler(SharedOrder(0, 20))
-    sampler.next_range = leases(range(4), range(4, 8))
+    sampler = sampler_of(range(4), range(4, 8))
     assert sampler.look_ahead() and sampler.look_ahead()
     assert list(sampler) == [order(0, 0, 20)[:4].tolist(), order(0, 0, 20)[4:8].tolist()]
     assert not sampler.look_ahead()
 
 
 def test_what_was_taken_and_never_handed_out_is_left_over_once():
-    sampler = LeaseSampler(SharedOrder(0, 20))
-    sampler.next_range = leases(range(4), range(4, 8), range(8, 12))
+    sampler = sampler_of(range(4), range(4, 8), range(8, 12))
     iterator = iter(sampler)
     next(iterator), next(iterator)
     sampler.look_ahead()
     assert sampler.left_over() == [range(4), range(4, 8), range(8, 12)] and sampler.left_over() == []
 
 
+# ---- smaller micro-batches
+
+
+def test_a_lease_is_cut_into_pieces_and_never_joined_with_the_next():
+    sampler = sampler_of(range(8, 15), range(15, 18), sizes=[3, 3, 3, 2, 5])
+    batches, pieces = list(sampler), [range(8, 11), range(11, 14), range(14, 15), range(15, 17), range(17, 18)]
+    assert list(sampler.taken) == pieces
+    assert batches == [order(0, 0, 20)[piece.start : piece.stop].tolist() for piece in pieces]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.lists(st.integers(1, 12), min_size=54, max_size=54))
+def test_whatever_the_sizes_every_position_is_taken_once_and_in_order(lengths, sizes):
+    parts = [range(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
+    sampler, wanted = LeaseSampler(SharedOrder(0, sum(lengths))), iter(sizes)
+    sampler.next_range, sampler.at_most = leases(*parts), lambda: next(wanted)
+    batches, pieces = list(sampler), list(sampler.taken)
+    for batch, piece, size in zip(batches, pieces, sizes, strict=False):
+        [lease] = [part for part in parts if piece.start in part]
+        assert len(batch) == len(piece) == min(size, lease.stop - piece.start), "shorter only at the end of a lease"
+    assert [position for piece in pieces for position in piece] == list(range(sum(lengths)))
+    assert sorted(index for batch in batches for index in batch) == list(range(sum(lengths)))
+
+
+def test_the_rest_of_a_cut_lease_is_left_over_too():
+    loader = loader_of()
+    begin(loader, leases(range(4), range(4, 8)), sizes=[3, 1, 1])
+    for _ in range(3):
+        loader.next_batch()
+    assert loader.take_pending() == [range(3), range(3, 4), range(4, 5)]
+    assert loader.left_over() == [range(5, 8)] and loader.left_over() == []
+
+
+def test_pieces_come_with_their_positions_from_worker_processes_too():
+    loader = loader_of(num_workers=2)
+    begin(loader, leases(range(4), range(4, 8)), sizes=[3, 1, 1, 1, 2])
+    batches = []
+    while (batch := loader.next_batch()) is not None:
+        batches.append(batch[0].tolist())
+    taken = loader.take_pending()
+    assert taken == [range(3), range(3, 4), range(4, 5), range(5, 6), range(6, 8)]
+    assert batches == [order(0, 0, 20)[part.start : part.stop].tolist() for part in taken]
+
+
+# ---- batches
+
+
 def test_batches_come_with_their_positions():
     loader = loader_of(epochs=2)
-    loader.start(leases(range(4), range(24, 27)))
+    begin(loader, leases(range(4), range(24, 27)))
     assert loader.next_batch()[0].tolist() == order(0, 0, 20)[:4].tolist() and loader.epoch == 0
     assert loader.take_pending() == [range(4)] and loader.take_pending() == []
     assert loader.next_batch()[0].tolist() == order(0, 1, 20)[4:7].tolist() and loader.epoch == 1
@@ -168,7 +228,7 @@ def test_batches_come_with_their_positions():
 
 def test_the_newest_may_stay_pending():
     loader = loader_of()
-    loader.start(leases(range(4), range(4, 8), range(8, 12)))
+    begin(loader, leases(range(4), range(4, 8), range(8, 12)))
     assert loader.take_pending(keep_newest=True) == []
     for _ in range(3):
         loader.next_batch()
@@ -179,7 +239,7 @@ def test_the_newest_may_stay_pending():
 
 def test_asking_again_finds_what_others_gave_back():
     loader, free = loader_of(), []
-    loader.start(lambda: free.pop(0) if free else None)
+    begin(loader, lambda: free.pop(0) if free else None)
     assert loader.next_batch() is None
     free.append(range(8, 12))
     assert loader.next_batch()[0].tolist() == order(0, 0, 20)[8:12].tolist()
@@ -192,7 +252,7 @@ def test_asking_again_finds_what_others_gave_back():
 def test_what_was_fetched_ahead_is_left_over_in_the_order_of_leasing(workers):
     parts = [range(first, first + 4) for first in range(0, 20, 4)]
     loader = loader_of(num_workers=workers)
-    loader.start(leases(*parts))
+    begin(loader, leases(*parts))
     for number in range(2):
         assert loader.next_batch()[0].tolist() == order(0, 0, 20)[4 * number : 4 * number + 4].tolist()
     left_over = loader.left_over()
@@ -204,7 +264,7 @@ def test_nothing_new_is_taken_after_the_time_is_over(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("paceline.run.loader.time.perf_counter", lambda: clock[0])
     loader = loader_of(epochs=None, seconds=5.0)
-    loader.start(leases(range(4), range(4, 8), range(8, 12)))
+    begin(loader, leases(range(4), range(4, 8), range(8, 12)))
     clock[0] = 104.9
     assert loader.next_batch() is not None
     clock[0] = 105.0
@@ -214,7 +274,7 @@ def test_nothing_new_is_taken_after_the_time_is_over(monkeypatch):
 def test_what_came_back_while_fetched_batches_were_used_is_found_before_none_is_said():
     loader = Loader(TensorDataset(torch.arange(16)), 4, 1, None, 0, {})
     answers = iter([range(4), None, range(4, 8), None, None])  # the first None ends the DataLoader's own asking
-    loader.start(lambda: next(answers))
+    begin(loader, lambda: next(answers))
     assert loader.next_batch() is not None
     assert loader.next_batch() is not None, "leases came back after the DataLoader had stopped asking"
     assert loader.next_batch() is None

@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
+from pytest import approx
 from torch import nn
 
 from paceline.backends.replica import FlatSum, FreshGradient, Replica
 from paceline.errors import PacelineError
 from paceline.node import Gradient
+from paceline.rules.noise import estimate
 
 
 class Two(nn.Module):
@@ -144,7 +146,8 @@ def test_a_contribution_is_the_sum_over_the_samples_and_their_count():
     replica = replica_of(Two(), extra=2)
     flat, sound = replica.contribution(taken(replica, 3, 1.5, -2.0), working=True, extra=[8.0, 0.5])
     assert sound and flat.sums.tolist() == [4.5] * 4 + [-6.0] * 3
-    assert flat.trailer.tolist() == [3.0, 1.0, 8.0, 0.5] and len(flat.whole) == 7 + 4
+    squared_norm = 4 * 4.5**2 + 3 * 6.0**2
+    assert flat.trailer.tolist() == [3.0, 1.0, approx(squared_norm), 9.0, 8.0, 0.5] and len(flat.whole) == 7 + 6
     together, working, extra = replica.total(flat)
     assert (together.count, working, extra) == (3, True, [8.0, 0.5])
 
@@ -251,7 +254,7 @@ def test_a_non_finite_contribution_is_replaced_by_an_empty_one(bad):
     gradient += taken(replica, 2, 1.0, 1.0)
     flat, sound = replica.contribution(gradient, working=True, extra=[7.0])
     assert not sound and not flat.sums.any()
-    assert flat.trailer.tolist() == [0.0, 1.0, 7.0], "the rest of the news still travels"
+    assert flat.trailer.tolist() == [0.0, 1.0, 0.0, 0.0, 7.0], "the rest of the news still travels"
 
 
 def test_infinities_that_cancel_are_found_too():
@@ -303,7 +306,7 @@ def test_a_bfloat16_model_sums_in_float32():
     batch += taken(replica, 1, 1.0, 1.0)
     flat, sound = replica.contribution(batch, working=True)
     assert sound and flat.whole.dtype == torch.float32
-    assert flat.sums.tolist() == [258.0] * 7 and flat.trailer.tolist() == [258.0, 1.0]
+    assert flat.sums.tolist() == [258.0] * 7 and flat.trailer.tolist() == [258.0, 1.0, approx(7 * 258.0**2), 258.0**2]
     assert replica.total(flat)[0].count == 258
 
 
@@ -362,21 +365,152 @@ def test_a_gradient_that_never_travelled_can_be_applied():
     assert (before - replica.parameters).tolist() == [1.0] * 4 + [2.0] * 3
 
 
+# ---- the model itself travels
+
+
+def test_the_mean_of_the_models_weighs_by_samples():
+    replica = replica_of(Two())
+    own = Gradient(replica.model_contribution(3), 3, [range(3)])
+    flat, sound = replica.contribution(own, working=True)
+    assert sound and flat.sums.tolist() == [3 * value for value in range(1, 8)] and flat.trailer[0] == 3
+    flat.sums += torch.tensor([1.0] * 4 + [-7.0] * 3)  # of a rank with one sample
+    flat.trailer[0] += 1
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [1.0, 1.75, 2.5, 3.25, 2.0, 2.75, 3.5]
+    assert not replica.optimizer.state, "that is no step"
+
+
+def test_adopting_nobodys_model_changes_nothing():
+    replica = replica_of(Two())
+    flat, _ = replica.contribution(Gradient(None, 0), working=True)
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [1, 2, 3, 4, 5, 6, 7] and replica.buffer() is flat
+
+
+def test_models_tell_no_noise():
+    replica = replica_of(Two())
+    own, other = (Gradient(replica.model_contribution(2), 2) for _ in range(2))
+    replica.adopt(added_up(replica, own, other)[0])
+    assert replica.noise.value is None
+
+
+def test_a_model_in_half_precision_is_averaged_in_full():
+    model = Two(torch.bfloat16)
+    replica = replica_of(model)
+    model.vector.data.fill_(1.0)
+    flat, _ = replica.contribution(Gradient(replica.model_contribution(257), 257), working=True)
+    assert flat.whole.dtype == torch.float32 and flat.sums[4:].tolist() == [257.0] * 3
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [1, 2, 3, 4, 1, 1, 1]
+
+
+# ---- what is not used
+
+
+def test_memory_of_what_is_not_used_comes_back():
+    replica = replica_of(Two())
+    batch = taken(replica, 1, 1.0, 1.0)
+    batch += taken(replica, 1, 1.0, 1.0)
+    flat = batch.values
+    replica.release(batch)
+    assert batch.values is None and replica.buffer() is flat
+    replica.release(taken(replica, 1, 1.0, 1.0))  # never took any
+    replica.release(Gradient(None, 0))
+    assert replica.buffer() is not flat
+
+
+# ---- the noise
+
+
+def test_a_rounds_total_tells_the_noise():
+    """Sums of one and of three samples: all that is needed travels in the trailer."""
+    replica = replica_of(Two(torch.float64))
+    total, _, _ = added_up(replica, taken(replica, 1, 1.0, 0.0), taken(replica, 3, 2.0, 1.0))
+    norm = replica.apply(total)
+    squares, of_the_sum = 1.0 * 4 + (6.0**2 * 4 + 3.0**2 * 3), 7.0**2 * 4 + 3.0**2 * 3
+    assert norm == approx(math.sqrt(of_the_sum) / 4)
+    squared_norm, variance = estimate(4, of_the_sum, squares, 1 + 9)
+    assert (replica.noise.squared_norm, replica.noise.variance) == (approx(squared_norm), approx(variance))
+
+
+def test_what_came_from_one_rank_alone_tells_no_noise():
+    replica = replica_of(Two())
+    replica.apply(added_up(replica, taken(replica, 4, 1.0, 2.0), Gradient(None, 0))[0])
+    replica.apply(taken(replica, 4, 1.0, 2.0))  # a local step
+    assert replica.noise.value is None
+
+
+def test_the_noise_of_many_rounds_is_found():
+    """Per-sample gradients of mean 1 and variance 3 in each of seven places, in rounds of 2 and 6 samples."""
+    replica = replica_of(Two(torch.float64), rate=0.0)
+    chance = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        parts = []
+        for count in (2, 6):
+            noise = torch.randn(count, 7, generator=chance, dtype=torch.float64).mul(math.sqrt(3)).add(1).mean(0)
+            leave(replica.model, 0.0, 0.0)
+            replica.model.matrix.grad += noise[:4].view(2, 2)
+            replica.model.vector.grad += noise[4:]
+            parts.append(replica.take_gradients(count, []))
+        replica.apply(added_up(replica, *parts)[0])
+    assert replica.noise.squared_norm == approx(7, rel=0.4) and replica.noise.variance == approx(21, rel=0.4)
+    assert replica.noise.value == approx(3, rel=0.4)
+
+
+def test_two_totals_add_up_to_the_noise_of_both():
+    replica = replica_of(Two(torch.float64))
+    one, _, _ = added_up(replica, taken(replica, 1, 1.0, 0.0), taken(replica, 2, 2.0, 1.0))
+    other, _, _ = added_up(replica, taken(replica, 3, 4.0, 0.5), taken(replica, 1, -1.0, 0.0))
+    one += other
+    before = replica.parameters.clone()
+    replica.apply(one)
+    sums = torch.tensor([[1.0, 0.0], [4.0, 2.0], [12.0, 1.5], [-1.0, 0.0]])
+    places = torch.tensor([4.0, 3.0])
+    squares, of_the_sum = float((sums**2 @ places).sum()), float(sums.sum(0) ** 2 @ places)
+    squared_norm, variance = estimate(7, of_the_sum, squares, 1 + 4 + 9 + 1)
+    assert (replica.noise.squared_norm, replica.noise.variance) == (approx(squared_norm), approx(variance))
+    assert (before - replica.parameters).tolist() == [approx(16 / 7)] * 4 + [approx(0.5)] * 3
+
+
+def test_gradients_too_large_for_their_square_tell_no_noise_and_are_still_used():
+    replica = replica_of(Two(torch.float64))
+    total, _, _ = added_up(replica, taken(replica, 1, 1e19, 0.0), taken(replica, 1, 1e19, 0.0))
+    assert replica.apply(total) == approx(2e19) and replica.noise.value is None
+    assert replica.parameters.isfinite().all()
+
+
 # ---- what strategies ask
 
 
 @pytest.mark.parametrize(
-    ("make", "momentum"),
+    ("make", "momentum", "adaptive"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.5), False),
-        (lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9), True),
-        (lambda p: torch.optim.Adam(p, lr=0.5), True),
-        (lambda p: torch.optim.Adam(p, lr=0.5, betas=(0.0, 0.99)), False),
-        (lambda p: torch.optim.Adagrad(p, lr=0.5), False),
-        (lambda p: torch.optim.RMSprop(p, lr=0.5, momentum=0.5), True),
+        (lambda p: torch.optim.SGD(p, lr=0.5), 0.0, False),
+        (lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, nesterov=True), 0.9, False),
+        (lambda p: torch.optim.Adam(p, lr=0.5), 0.9, True),
+        (lambda p: torch.optim.AdamW(p, lr=0.5, betas=(0.0, 0.99)), 0.0, True),
+        (lambda p: torch.optim.Adagrad(p, lr=0.5), 0.0, True),
+        (lambda p: torch.optim.RMSprop(p, lr=0.5, momentum=0.5), 0.5, True),
     ],
 )
-def test_learning_rate_and_momentum_are_the_optimizers(make, momentum):
+def test_learning_rate_and_momentum_are_the_optimizers(make, momentum, adaptive):
     model = Two()
     replica = Replica(model, make(model.parameters()))
-    assert replica.learning_rate == 0.5 and replica.has_momentum == momentum
+    assert replica.learning_rate == 0.5 and replica.momentum == momentum and replica.adaptive == adaptive
+
+
+@pytest.mark.parametrize(
+    ("layer", "divisible"),
+    [
+        (nn.BatchNorm1d(2), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.LazyBatchNorm2d())), False),
+        (nn.SyncBatchNorm(2), False),
+        (nn.LayerNorm(2), True),
+        (nn.GroupNorm(1, 2), True),
+        (nn.Dropout(), True),
+    ],
+)
+def test_only_statistics_over_a_micro_batch_make_a_model_indivisible(layer, divisible):
+    model = nn.Sequential(nn.Linear(2, 2), layer)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    assert Replica(model, optimizer).divisible == divisible

@@ -19,10 +19,10 @@ CLUSTERS = {
 }
 
 
-def cluster_of(name: str, comm: float, seed: int, traces: Path) -> Cluster:
-    """A cluster whose all-reduce takes `comm` micro-batches."""
+def cluster_of(name: str, comm: float, seed: int, traces: Path, part: float = 1.0) -> Cluster:
+    """A cluster whose all-reduce takes `comm` micro-batches, for work that comes in a part of a micro-batch."""
     network = Network(latency=comm / (2 * (WORKERS - 1)))
-    settings = {"micro_batch_seconds": 1.0, "network": network, "seed": seed}
+    settings = {"micro_batch_seconds": part, "network": network, "seed": seed}
     match name:
         case "equal":
             return Cluster.from_speeds([1.0] * WORKERS, **settings)  # type: ignore[arg-type]  # of mixed kinds

@@ -30,8 +30,8 @@ from paceline.workloads.workload import Workload
 from parts.cells import cluster_of
 
 MICRO_BATCH = 32
-EVALUATE_EVERY, EVALUATED, SMOOTHED = 1500, 2000, 3  # samples; held-out samples; evaluations whose mean must reach it
-MOST_SAMPLES = 75_000
+EVALUATE_EVERY, EVALUATED, SMOOTHED = 1500, 1000, 3  # samples; held-out samples; evaluations whose mean must reach it
+MOST_SAMPLES = 60_000
 LOST_AFTER, LOST_BELOW = 15_000, 0.2  # accuracy after so many samples: it has diverged, or never began
 
 
@@ -51,14 +51,19 @@ class Trial:
 @dataclass(frozen=True)
 class Outcome:
     """When the target was reached: None if it was not. Times are in micro-batches of a device of speed 1. A trial that
-    was slower than another rate was given up after some time."""
+    needed more samples than another rate was given up after so many."""
 
     seconds: float | None
-    samples: int | None
-    rounds: int
+    samples: float | None
+    rounds: float
     diverged: bool
     noise_scale: float | None
-    given_up_after: float | None = None
+    given_up_after: int | None = None
+
+
+def micro_batch_of(strategy: str) -> int:
+    """Behind an @, if it is not the usual one."""
+    return int(strategy.partition("@")[2] or MICRO_BATCH)
 
 
 class TargetReached(Exception):  # noqa: N818  (it is no error)
@@ -70,14 +75,15 @@ def load(model: str) -> Workload:
     return workloads.load("fashion-mnist", None, model)
 
 
-def train(trial: Trial, target: float, longest: float | None, traces: Path) -> Outcome:
-    """Train until the target, or until `longest`."""
+def train(trial: Trial, target: float, most: int | None, traces: Path) -> Outcome:
+    """Train until the target, or for so many samples at most."""
     workload = load(trial.model)
-    cluster = cluster_of(trial.cluster, trial.comm, trial.seed, traces)
+    cluster = cluster_of(trial.cluster, trial.comm, trial.seed, traces, micro_batch_of(trial.strategy) / MICRO_BATCH)
     learners = [_learner(workload, trial, rank) for rank in range(cluster.workers)]
     judge = workload.build_model(trial.seed)
     x, y = workload.test_x[:EVALUATED], workload.test_y[:EVALUATED]
     seen: list[float] = []
+    curve: list[tuple[float, float, float, float]] = []  # smoothed accuracy, time, samples, rounds
     rounds, following, reached, diverged, given_up = 0, EVALUATE_EVERY, None, False, None
 
     def look(rank: int, t: float, samples: int) -> None:
@@ -85,8 +91,8 @@ def train(trial: Trial, target: float, longest: float | None, traces: Path) -> O
         if rank:
             return
         rounds += 1
-        if longest is not None and t > longest:
-            given_up = longest
+        if most is not None and samples > most:
+            given_up = most
             raise TargetReached
         if samples < following:
             return
@@ -94,17 +100,19 @@ def train(trial: Trial, target: float, longest: float | None, traces: Path) -> O
         vector_to_parameters(learners[0].parameters, judge.parameters())
         with torch.no_grad():
             seen.append(float((judge(x).argmax(1) == y).float().mean()))
-        if len(seen) >= SMOOTHED and sum(seen[-SMOOTHED:]) / SMOOTHED >= target:
-            reached = t, samples
+        if len(seen) >= SMOOTHED:
+            curve.append((sum(seen[-SMOOTHED:]) / SMOOTHED, t, samples, rounds))
+        if curve and curve[-1][0] >= target:
+            reached = crossing(curve[-2:], target)
         diverged = samples > LOST_AFTER and seen[-1] < LOST_BELOW
         if reached or diverged or samples > MOST_SAMPLES:
             raise TargetReached
 
     try:
         simulate(
-            create(trial.strategy),
+            create(trial.strategy.partition("@")[0]),
             cluster,
-            micro_batch=MICRO_BATCH,
+            micro_batch=micro_batch_of(trial.strategy),
             data=Data(len(workload.train)),
             seconds=1e9,
             learners=learners,
@@ -114,8 +122,16 @@ def train(trial: Trial, target: float, longest: float | None, traces: Path) -> O
         pass
     except PacelineError:  # no finite gradient any more
         diverged = True
-    seconds, samples = reached or (None, None)
-    return Outcome(seconds, samples, rounds, diverged, learners[0].noise.value, given_up)
+    seconds, samples, at_round = reached or (None, None, rounds)
+    return Outcome(seconds, samples, at_round, diverged, learners[0].noise.value, given_up)
+
+
+def crossing(last: Sequence[tuple[float, float, float, float]], target: float) -> tuple[float, float, float]:
+    """Time, samples and rounds at which the accuracy reached the target, on a line between the last two evaluations."""
+    before, after = last[0], last[-1]
+    part = (target - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 1.0
+    t, samples, rounds = (a + part * (b - a) for a, b in zip(before[1:], after[1:], strict=True))
+    return t, samples, rounds
 
 
 def _learner(workload: Workload, trial: Trial, rank: int) -> ReplicaLearner:
@@ -130,25 +146,26 @@ def _learner(workload: Workload, trial: Trial, rank: int) -> ReplicaLearner:
 
 
 @lru_cache(maxsize=256)
-def round_times(strategy: str, cluster: str, comm: float, seed: int, rounds: int, traces: Path) -> Sequence[float]:
-    """When each of the first rounds ends in a cell, without gradients."""
-    times: list[float] = []
+def time_of_round(strategy: str, cluster: str, comm: float, seed: int, rounds: float, traces: Path) -> float:
+    """When the round ends in a cell, without gradients; of part of a round, that part of it later."""
+    times: list[float] = [0.0]
 
     def look(rank: int, t: float, samples: int) -> None:
         if rank == 0:
             times.append(t)
-            if len(times) >= rounds:
+            if len(times) > rounds + 1:
                 raise TargetReached
 
     with contextlib.suppress(TargetReached):
         simulate(
-            create(strategy),
-            cluster_of(cluster, comm, seed, traces),
-            micro_batch=MICRO_BATCH,
+            create(strategy.partition("@")[0]),
+            cluster_of(cluster, comm, seed, traces, micro_batch_of(strategy) / MICRO_BATCH),
+            micro_batch=micro_batch_of(strategy),
             seconds=1e9,
             on_applied=look,
         )
-    return times
+    whole = int(rounds)
+    return times[whole] + (rounds - whole) * (times[whole + 1] - times[whole])
 
 
 class Kept:

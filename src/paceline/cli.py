@@ -81,6 +81,8 @@ def race(
     check_writable(json_file)
     result = run_race(spec, out)
     write_json(json_file, result)
+    for strategy, error in result["failed"].items():
+        raise PacelineError(f"{strategy} did not finish: {error}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})

@@ -172,6 +172,11 @@ class Node(ABC):
 
     @property
     @abstractmethod
+    def nesterov(self) -> bool:
+        """Whether its momentum is Nesterov's."""
+
+    @property
+    @abstractmethod
     def adaptive(self) -> bool:
         """Whether the user's optimizer divides by the gradient's size, as Adam does."""
 

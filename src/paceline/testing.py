@@ -27,6 +27,7 @@ from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import simulate
 from paceline.node import Gradient, Node, Work
 from paceline.record import Event, MemoryRecorder
+from paceline.rules.learning_rate import StepScale
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.jitter import LogNormal
 from paceline.simulator.network import Network
@@ -36,6 +37,7 @@ from paceline.summary import account
 SAMPLES, MICRO_BATCH, FEATURES = 203, 8, 5  # 203: the last micro-batch of an epoch is a short one
 LEARNING_RATE = 0.05
 UNEQUAL = (1.0, 0.7, 0.25)
+DISCARDED, WARNED = "the probe has no use for it", "The probe warns."  # in the record of a probed backend
 
 
 @dataclass
@@ -176,8 +178,9 @@ def check_backend(play: Callable[[Strategy], object]) -> None:
     """Raise unless a backend's nodes keep all that `paceline.node.Node` promises.
 
     Args:
-        play: runs a strategy on the backend, on at least two ranks with some hundred samples in micro-batches of a
-            few; an exception in the coroutine of any rank must come out of it.
+        play: runs a strategy on the backend, on at least two ranks with some hundred samples in micro-batches of at
+            least four, with plain SGD and a model that can be trained on less than a micro-batch; an exception in the
+            coroutine of any rank must come out of it.
     """
     play(BackendProbe())
 
@@ -191,8 +194,15 @@ class BackendProbe(Strategy):
     async def worker(self, node: Node) -> None:
         assert 0 <= node.rank < node.world_size and node.world_size >= 2
         await self._numbers_and_gradients(node)
+        await self._sizes(node)
+        await self._notes(node)
+        await self._looking_ahead(node)
+        await self._models(node)
+        await self._discarding(node)
+        await self._two_rounds_in_a_step(node)
         await self._messages(node)
         await self._signals(node)
+        await self._counting(node)
         await self._polling(node)
         while not node.finished:
             node.apply(await node.all_reduce(await node.gradient()))
@@ -213,11 +223,96 @@ class BackendProbe(Strategy):
         before = node.parameters.clone()
         node.apply(total)
         assert not torch.equal(node.parameters, before), "a step with a gradient moves the parameters"
-        sums = await node.all_gather(float(node.parameters.double().sum()))
-        assert len(set(sums)) == 1, f"the ranks' parameters differ after the same step: {sums}"
+        await self._same_parameters(node)
         before = node.parameters.clone()
         node.apply(await node.all_reduce(Gradient(None, 0)))
         assert torch.equal(node.parameters, before), "a round over no samples changes nothing"
+
+    async def _sizes(self, node: Node) -> None:
+        assert node.divisible and node.micro_batch >= 4
+        batch = await node.gradient(3)
+        assert 0 < batch.count <= 3 and len(batch.samples) == 1, "as much as was asked for, of one lease"
+        for at_most in (1, node.micro_batch - 1, 10 * node.micro_batch, None):
+            fresh = await node.gradient(at_most)
+            assert 0 < fresh.count <= min(at_most or node.micro_batch, node.micro_batch), f"{fresh.count} of {at_most}"
+            assert len(fresh.samples) == 1 and len(fresh.samples[0]) == fresh.count
+            batch += fresh
+        assert node.seconds_per_sample > 0 and node.overhead_samples >= 0
+        node.apply(await node.all_reduce(batch))
+
+    async def _notes(self, node: Node) -> None:
+        total = await node.all_reduce(await node.gradient(), note=node.rank + 0.5)
+        assert total.notes == tuple(rank + 0.5 for rank in range(node.world_size)), f"notes {total.notes}"
+        node.apply(total)
+        total = await node.all_reduce(await node.gradient())
+        assert total.notes == (0.0,) * node.world_size, f"who sends no note sends 0.0: {total.notes}"
+        node.apply(total)
+        noise = await node.all_gather(-1.0 if node.noise_scale is None else node.noise_scale)
+        assert len(set(noise)) == 1, f"the ranks know different noise scales: {noise}"
+
+    async def _looking_ahead(self, node: Node) -> None:
+        assert not node.momentum and not node.adaptive, "the probe knows the steps of plain SGD only"
+        batch = await node.gradient()
+        start, count, rate = node.parameters.clone(), batch.count, node.learning_rate
+        node.look_ahead(batch)
+        ahead = node.parameters.clone()
+        assert batch.count == count and batch.values is not None, "to look ahead does not use the gradient up"
+        torch.testing.assert_close(ahead, start - rate / count * batch.values.tensor(), rtol=1e-4, atol=1e-6)
+        late = await node.gradient()
+        assert torch.equal(node.parameters, ahead), "it computes ahead until the next step"
+        node.look_ahead(batch, StepScale(0.5))
+        torch.testing.assert_close(node.parameters, 0.5 * (start + ahead), rtol=1e-4, atol=1e-6)
+        node.look_ahead(Gradient(None, 0))
+        total = await node.all_reduce(batch)
+        assert total.values is not None
+        expected = start - 2 * rate / total.count * total.values.tensor()
+        node.apply(total, StepScale(2.0))
+        torch.testing.assert_close(node.parameters, expected, rtol=1e-4, atol=1e-6)
+        assert node.learning_rate == rate, "another scale holds for one step"
+        await self._same_parameters(node)
+        node.apply(await node.all_reduce(late))
+
+    async def _models(self, node: Node) -> None:
+        own = await node.gradient()
+        count, samples = own.count, list(own.samples)
+        node.apply(own)
+        weights = node.all_gather(float(node.parameters.double().sum()) * count)
+        total = await node.all_reduce(node.model(count, samples))
+        node.adopt(total)
+        mean = sum(await weights) / total.count
+        assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), "the mean by samples"
+        await self._same_parameters(node)
+        node.adopt(await node.all_reduce(node.model(0, [])))
+        await self._same_parameters(node)
+
+    async def _discarding(self, node: Node) -> None:
+        batch = await node.gradient()
+        own = batch.count
+        node.discard(await node.gradient(), DISCARDED)
+        node.discard(Gradient(None, 0), DISCARDED)
+        counts = node.all_gather(float(own))
+        total = await node.all_reduce(batch)
+        assert total.count == sum(await counts), "what is discarded is in no sum"
+        node.apply(total)
+        if node.rank == 0:
+            node.warn(WARNED)
+
+    async def _two_rounds_in_a_step(self, node: Node) -> None:
+        start, rate = node.parameters.clone(), node.learning_rate
+        first = node.all_reduce(await node.gradient(), note=1.0)
+        second = node.all_reduce(await node.gradient(), note=2.0)
+        total, later = await first, await second
+        assert total.values is not None and later.values is not None
+        count, sums = total.count + later.count, total.values.tensor() + later.values.tensor()
+        total += later
+        assert total.count == count and set(total.notes) == {2.0}
+        node.apply(total)
+        torch.testing.assert_close(node.parameters, start - rate / count * sums, rtol=1e-4, atol=1e-6)
+        await self._same_parameters(node)
+
+    async def _same_parameters(self, node: Node) -> None:
+        sums = await node.all_gather(float(node.parameters.double().sum()))
+        assert len(set(sums)) == 1, f"the ranks' parameters differ after the same step: {sums}"
 
     async def _messages(self, node: Node) -> None:
         following, previous = (node.rank + 1) % node.world_size, (node.rank - 1) % node.world_size
@@ -243,6 +338,24 @@ class BackendProbe(Strategy):
         while not node.signalled(1_000_007):
             batch += await node.gradient()
         assert not node.signalled(1_000_008)
+        node.apply(await node.all_reduce(batch))
+
+    async def _counting(self, node: Node) -> None:
+        """All but one sample of the target, then that one."""
+        target = 3 * node.world_size + 1
+        node.count(1_000_009, 1, target)
+        node.count(1_000_009, 2, target)
+        for _ in range(3):  # whatever is on its way has arrived after some of these
+            batch = await node.gradient()
+            await node.all_gather(0.0)
+            assert not node.signalled(1_000_009), "before the ranks have the target together"
+            node.apply(await node.all_reduce(batch))
+        if node.rank == 0:
+            node.count(1_000_009, 1, target)
+        batch = await node.gradient()
+        while not node.signalled(1_000_009):
+            batch += await node.gradient()
+        assert not node.signalled(1_000_010)
         node.apply(await node.all_reduce(batch))
 
     async def _polling(self, node: Node) -> None:

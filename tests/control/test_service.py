@@ -135,6 +135,36 @@ def test_signals_reach_everybody():
         until(lambda: clients[1].signalled(7) and clients[2].signalled(7))
 
 
+def test_a_round_is_signalled_as_soon_as_the_ranks_have_its_samples():
+    with cluster(3) as (_, clients):
+        for client, samples in zip(clients, (40, 20, 39), strict=True):
+            client.count(5, samples, target=100)
+            client.status()  # its answer comes after the count has been added up, and what that set off
+        assert not any(client.signalled(5) for client in clients)
+        clients[1].count(5, 1, target=100)
+        until(lambda: all(client.signalled(5) for client in clients))
+        assert not clients[0].signalled(4) and not clients[0].signalled(6)
+        clients[0].count(5, 40, target=100)  # too late, and no second news
+        clients[2].count(6, 100, target=100)
+        until(lambda: all(client.signalled(6) for client in clients))
+
+
+def test_a_signal_ends_a_round_that_is_being_counted():
+    with cluster(2) as (_, clients):
+        clients[0].count(5, 40, target=100)
+        clients[1].signal(5)
+        until(lambda: clients[0].signalled(5))
+
+
+def test_counts_add_up_whatever_rank_and_connection_they_come_by():
+    with cluster(4) as (_, clients):
+        for _ in range(25):
+            for client in clients:
+                assert not client.signalled(9)
+                client.count(9, 3, target=300)
+        until(lambda: all(client.signalled(9) for client in clients))
+
+
 def test_a_service_that_ends_is_told():
     with cluster(1) as (service, (client,)):
         service.close()

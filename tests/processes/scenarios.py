@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ import paceline
 from paceline.node import Node
 from paceline.run.loader import Loader
 from paceline.run.run import Run
+from paceline.testing import BackendProbe
 
 Facts = dict[str, Any]
 FEATURES = 3
@@ -253,8 +255,8 @@ def train_accumulated(strategy: str, samples: int, tidy: bool) -> Facts:
     return diary.facts()
 
 
-def train_normalised(strategy: str, samples: int, saving: bool = False) -> Facts:
-    """A model with running statistics, which every rank sees other samples for."""
+def train_normalised(strategy: str, samples: int, saving: bool = False, leaver: int | None = None) -> Facts:
+    """A model with running statistics, which every rank sees other samples for; one rank may leave its loop at once."""
     own: list[float] = []
     model = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1)).double()
     with paceline.Run(strategy) as run:
@@ -262,6 +264,8 @@ def train_normalised(strategy: str, samples: int, saving: bool = False) -> Facts
         driven = run.optimizer(OPTIMIZERS["momentum"](model.parameters()), model)
         diary = Diary(run)
         for indices, x, y in loader:
+            if run.rank == leaver:
+                break
             diary.given(loader, indices)
             driven.zero_grad()
             squared_error(model, x + run.rank, y).backward()
@@ -414,6 +418,71 @@ def train_chatting(samples: int) -> Facts:
             squared_error(model, x, y).backward()
             driven.step()
     return diary.facts(heard=HEARD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutter(paceline.Strategy):
+    """Synchronous SGD that asks for micro-batches of other sizes all the time."""
+
+    name: ClassVar[str] = "cutter"
+    sizes: tuple[int, ...] = (3, 1, 8, 5, 2, 100)
+
+    async def worker(self, node: Node) -> None:
+        for size in itertools.cycle(self.sizes[node.rank :] + self.sizes[: node.rank]):
+            if node.finished:
+                return
+            node.apply(await node.all_reduce(await node.gradient(size)))
+
+
+def train_cut(samples: int, normalised: bool, **loader_options: Any) -> Facts:
+    """Every micro-batch with what was asked for."""
+    model = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1)).double() if normalised else linear()
+    asked: list[tuple[int, list[int]]] = []
+    with paceline.Run(Cutter()) as run:
+        loader = run.loader(Points(samples), micro_batch=8, epochs=2, **loader_options)
+        driven = run.optimizer(OPTIMIZERS["sgd"](model.parameters()), model)
+        diary = Diary(run)
+        for indices, x, y in loader:
+            asked.append((run.node.at_most, indices.tolist()))
+            diary.given(loader, indices)
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            driven.step()
+    return diary.facts(asked=asked, divisible=run.node.divisible)
+
+
+def train_probed(samples: int, epochs: int) -> Facts:
+    """With a strategy that asks its node for everything."""
+    model = linear()
+    with paceline.Run(BackendProbe()) as run:
+        loader = run.loader(Points(samples), micro_batch=4, epochs=epochs)
+        driven = run.optimizer(OPTIMIZERS["sgd"](model.parameters()), model)
+        diary = Diary(run)
+        for indices, x, y in loader:
+            diary.given(loader, indices)
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            driven.step()
+    return diary.facts()
+
+
+def train_looking(strategy: str, samples: int) -> Facts:
+    """What `run.model_state()` says in the middle of training, and where the model really is then."""
+    model = linear()
+    states: list[tuple[int, str, str]] = []
+    with paceline.Run(strategy) as run:
+        loader = run.loader(Points(samples), micro_batch=4, epochs=2)
+        driven = run.optimizer(OPTIMIZERS["momentum"](model.parameters()), model)
+        diary = Diary(run)
+        for indices, x, y in loader:
+            diary.given(loader, indices)
+            state = torch.cat([tensor.flatten() for tensor in run.model_state().values()])
+            states.append((run.node.rounds, fingerprint(state), fingerprint(run.node.parameters)))
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            time.sleep(0.001)  # long enough that several micro-batches fall into a round
+            driven.step()
+    return diary.facts(states=states, start=fingerprint(nn.utils.parameters_to_vector(linear().parameters())))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def mean_gradient(flat: Tensor, indices: list[int], samples: int = SAMPLES) -> T
 
 
 def test_abs_sgd_alone_is_sgd_with_a_delay_of_one_round(ranks: Ranks) -> None:
-    outcome = ranks("train", 1, strategy="abs-sgd:delay_cure=none", samples=SAMPLES)
+    outcome = ranks("train", 1, strategy="abs-sgd --paper", samples=SAMPLES)
     order = [index for _, index in outcome.facts[0]["seen"]]
     joined = [event["samples"] for event in outcome.events if event["kind"] == "join"]
     assert sum(joined) == len(order)
@@ -141,3 +141,13 @@ def test_gradients_that_are_no_numbers_are_dropped_and_counted(ranks: Ranks, str
     assert all(math.isfinite(value) for value in outcome.facts[0]["final"])
     assert outcome.facts[0]["applied"] > 0
     assert outcome.seen == exactly_once(SAMPLES, 3)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "local-sgd"])
+def test_a_run_that_brings_nothing_but_nan_ends_on_all_ranks(ranks: Ranks, strategy: str) -> None:
+    outcome = ranks("train", 3, strategy=strategy, samples=SAMPLES, bad=SAMPLES, epochs=100, fails=True)
+    assert outcome.codes == [1, 1, 1]
+    said = [output.strip().splitlines()[-1] for output in outcome.outputs]
+    assert all("Training has diverged: no rank has brought one finite gradient" in line for line in said), said
+    assert any("lost rank" not in line for line in said), "who has not seen it himself hears it from who has"
+    assert not any(event["samples"] for event in outcome.events if event["kind"] == "applied")

@@ -10,7 +10,7 @@ from paceline.errors import PacelineError
 from paceline.simulator.cluster import Cluster, Device
 from paceline.simulator.cluster_file import EXAMPLE, parse_cluster, read_cluster
 from paceline.simulator.faults import Partition, SlowDown
-from paceline.simulator.jitter import Constant, LogNormal, Trace
+from paceline.simulator.jitter import Constant, LogNormal, SlowDowns, Trace
 from paceline.simulator.network import Network
 
 
@@ -31,6 +31,11 @@ def test_the_least_that_must_be_said() -> None:
 HEAD = "micro_batch_seconds = 0.1\n"
 
 
+def test_slow_downs_of_a_device() -> None:
+    text = HEAD + '[[devices]]\njitter = {kind = "slow-downs", factor = 6, probability = 0.05}\n'
+    assert parse_cluster(text).devices[0].jitter == SlowDowns(factor=6, probability=0.05)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "key", "said"),
     [
@@ -44,6 +49,13 @@ HEAD = "micro_batch_seconds = 0.1\n"
         (HEAD + '[[devices]]\nspeed = 1\njitter = {kind = "lognormal"}\n', 4, "jitter", "Do you mean log-normal"),
         (HEAD + '[[devices]]\njitter = {kind = "log-normal"}\n', 3, "jitter", "sigma is missing"),
         (HEAD + '[[devices]]\njitter = {kind = "pareto", shape = 0.5}\n', 3, "jitter", "above 1"),
+        (HEAD + '[[devices]]\njitter = {kind = "slow-downs", factor = 6}\n', 3, "jitter", "probability is missing"),
+        (
+            HEAD + '[[devices]]\njitter = {kind = "slow-downs", factor = 6, probability = 2}\n',
+            3,
+            "jitter",
+            "at most 1",
+        ),
         (HEAD + '[[devices]]\njitter = "constant"\n', 3, "jitter", "table with a kind"),
         (HEAD + '[[devices]]\njitter = {kind = "trace", file = "no.csv"}\n', 3, "jitter", "cannot be read"),
         (HEAD + "[[devices]]\n[network]\nlatency = -1\n", 4, "latency", "at least 0"),

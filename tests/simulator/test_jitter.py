@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.jitter import Constant, Drift, Exponential, Jitter, LogNormal, Pareto, Trace
+from paceline.simulator.jitter import Constant, Drift, Exponential, Jitter, LogNormal, Pareto, SlowDowns, Trace
 
 DATA = Path(os.environ.get("PACELINE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -21,7 +21,21 @@ def factors(jitter: Jitter, count: int = 200_000, rank: int = 0, seed: int = 1) 
     return np.fromiter(islice(cluster.durations(rank), count), float)
 
 
-@pytest.mark.parametrize("jitter", [Constant(), LogNormal(0.3), Exponential(), Pareto(3.0), Drift(0.7, 0.2)], ids=str)
+@pytest.mark.parametrize(
+    "jitter",
+    [
+        Constant(),
+        LogNormal(0.3),
+        Exponential(),
+        Pareto(3.0),
+        Drift(0.7, 0.2),
+        SlowDowns(factor=6.0, probability=0.05),
+        SlowDowns(factor=6.0, probability=1.0),
+        SlowDowns(factor=6.0, probability=0.0),
+        SlowDowns(factor=1.0, probability=0.5),
+    ],
+    ids=str,
+)
 def test_the_mean_is_one(jitter: Jitter) -> None:
     drawn = factors(jitter)
     assert drawn.min() > 0
@@ -36,6 +50,15 @@ def test_spread_and_correlation() -> None:
     assert np.corrcoef(drift[:-1], drift[1:])[0, 1] == pytest.approx(0.7, abs=0.01)
     independent = factors(Drift(correlation=0.0, spread=0.2))
     assert np.corrcoef(independent[:-1], independent[1:])[0, 1] == pytest.approx(0.0, abs=0.01)
+
+
+def test_slow_downs_are_so_many_times_slower_and_so_often() -> None:
+    drawn = factors(SlowDowns(factor=6.0, probability=0.1))
+    assert set(drawn) == {1 / 1.5, 6 / 1.5}, "of mean 1 over both: 0.9 + 0.1 · 6"
+    slow = drawn > 1
+    assert slow.mean() == pytest.approx(0.1, abs=0.003)
+    assert slow[1:][slow[:-1]].mean() == pytest.approx(0.1, abs=0.01), "each by itself"
+    assert set(factors(SlowDowns(factor=6.0, probability=0.0))) == set(factors(SlowDowns(1.0, 0.5))) == {1.0}
 
 
 def test_every_rank_and_seed_has_its_own_stream() -> None:
@@ -97,6 +120,10 @@ def test_a_missing_trace_is_named() -> None:
         lambda: Pareto(1.0),
         lambda: Drift(1.0, 0.1),
         lambda: Drift(0.5, 0.0),
+        lambda: SlowDowns(0.5, 0.1),
+        lambda: SlowDowns(2.0, -0.1),
+        lambda: SlowDowns(2.0, 1.1),
+        lambda: SlowDowns(2.0, float("nan")),
         lambda: LogNormal("much"),
         lambda: LogNormal(float("nan")),
     ],

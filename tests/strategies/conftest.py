@@ -7,7 +7,7 @@ agrees to the last digits, and a wrong one does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -26,12 +26,13 @@ from paceline.simulator.cluster import Cluster
 from paceline.strategies import Strategy
 
 SAMPLES = 200
-X = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+X = torch.randn(2 * SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 Y = X @ torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64) + 0.3 * torch.sin(7 * X[:, 0])
 
 MeanGradient = Callable[[Tensor, NDArray[np.int64]], Tensor]
 """Of the mean loss at these parameters over these samples."""
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+PLAIN: MakeOptimizer = partial(torch.optim.SGD, lr=0.1)
 
 
 def least_squares(w: Tensor, indices: NDArray[np.int64]) -> Tensor:
@@ -145,7 +146,7 @@ def train(
     strategy: Strategy,
     speeds: Sequence[float] | Cluster = (1.0,),
     *,
-    optimizer: MakeOptimizer = partial(torch.optim.SGD, lr=0.1),
+    optimizer: MakeOptimizer = PLAIN,
     gradient: MeanGradient = least_squares,
     start: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
     samples: int = SAMPLES,
@@ -178,6 +179,15 @@ def train(
     )
     played.events = recorder.events
     return played
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For a few numbers more threads only take turns."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

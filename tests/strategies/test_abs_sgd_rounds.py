@@ -177,7 +177,9 @@ def test_a_rank_four_times_slower_brings_a_quarter_of_the_samples(text: str) -> 
 
 
 def test_a_rank_four_times_slower_makes_rounds_no_longer() -> None:
-    alike, with_a_slow_one = (lengths(timed(AbsSgd(), devices(speeds))[1])[2:-2] for speeds in ((1,) * 4, (1, 1, 1, 0.25)))
+    alike, with_a_slow_one = (
+        lengths(timed(AbsSgd(), devices(speeds))[1])[2:-2] for speeds in ((1,) * 4, (1, 1, 1, 0.25))
+    )
     assert max(with_a_slow_one) <= max(alike) + 1e-9
     assert len(with_a_slow_one) > 30
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.node import NEXT_GRADIENT, Gradient, Message, Node, Work
+from paceline.node import NEXT_GRADIENT, Gradient, Node, Work
+from paceline.rules.learning_rate import AS_SET, StepScale
 from paceline.strategies import AbsSgd, AllReduce, Balanced
 
 
@@ -21,6 +22,9 @@ class Number:
 
     def plus(self, other: Number) -> Number:
         return Number(self.value + other.value)
+
+    def tensor(self) -> Tensor:
+        return torch.tensor([self.value])
 
 
 class InHand(Work[Any]):
@@ -40,32 +44,35 @@ class InHand(Work[Any]):
 class HandNode(Node):
     """A node whose every answer the test gives; a log tells what the strategy asked."""
 
-    def __init__(self, world_size: int = 2, momentum: bool = False) -> None:
+    divisible, adaptive, noise_scale = True, False, None
+    seconds_per_sample, overhead_samples = 1.0, 0.0
+
+    def __init__(self, world_size: int = 2, micro_batch: int = 8, momentum: float = 0.0) -> None:
         self.rank, self.world_size, self.state = 0, world_size, {}
+        self.micro_batch = self.at_most = micro_batch
         self.log: list[str] = []
         self.flying: list[InHand] = []
-        self.momentum, self.rate, self.end_after = momentum, 0.1, 10**9
+        self.beta, self.rate, self.end_after = momentum, 0.1, 10**9
         self.w = torch.zeros(1)
-        self.gathered: tuple[float, ...] = ()
+        self.notes: tuple[float, ...] = ()  # that come with the next total
         self._applied = 0
 
-    def all_reduce(self, gradient: Gradient) -> Work[Gradient]:
+    def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
         value = gradient.values.value if isinstance(gradient.values, Number) else 0.0
         self.log.append(f"all-reduce {gradient.count}")
-        self.flying.append(InHand(Gradient(Number(value), gradient.count)))
+        total = Gradient(Number(value), gradient.count)
+        total.notes = self.notes
+        self.flying.append(InHand(total))
         return self.flying[-1]
 
-    def all_gather(self, value: float) -> Work[tuple[float, ...]]:
-        self.log.append("all-gather")
-        work = InHand(self.gathered)
-        work.arrived = True
-        return work
-
-    def apply(self, gradient: Gradient) -> None:
+    def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
         self._applied += 1
         self.log.append(f"apply {gradient.count}")
         if isinstance(gradient.values, Number):
-            self.w -= self.rate * gradient.values.value / max(gradient.count, 1)
+            self.w -= self.rate * scale.learning_rate * gradient.values.value / max(gradient.count, 1)
+
+    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
+        self.log.append(f"look {'further' if further else 'ahead'} {gradient.count}")
 
     @property
     def finished(self) -> bool:
@@ -80,24 +87,16 @@ class HandNode(Node):
         return self.rate
 
     @property
-    def has_momentum(self) -> bool:
-        return self.momentum
+    def momentum(self) -> float:
+        return self.beta
 
-    @property
-    def seconds_per_sample(self) -> float:
-        return 1.0
+    def warn(self, text: str) -> None:
+        self.log.append(text)
 
-    def send(self, to: int, kind: str, *tensors: Tensor) -> None:
-        raise AssertionError("these strategies send nothing")
+    def _unasked(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("these strategies do not ask for it")
 
-    def receive(self) -> Work[Message]:
-        raise AssertionError("these strategies receive nothing")
-
-    def signal(self, round_number: int) -> None:
-        raise AssertionError("these strategies do not signal")
-
-    def signalled(self, round_number: int) -> bool:
-        raise AssertionError("these strategies do not signal")
+    all_gather = send = receive = signal = signalled = count = discard = model = adopt = _unasked
 
 
 class Hand:
@@ -156,7 +155,7 @@ def test_abs_sgd_computes_on_while_the_network_is_busy_and_applies_one_round_lat
 
 def test_abs_sgd_votes_only_after_its_least_number_of_micro_batches() -> None:
     node = HandNode()
-    hand = Hand(AbsSgd(min_micro_batches=3).worker(node))
+    hand = Hand(AbsSgd(min_micro_batches=3, delay_cure="none").worker(node))
     hand.give()
     hand.give()
     assert node.log == []
@@ -164,11 +163,25 @@ def test_abs_sgd_votes_only_after_its_least_number_of_micro_batches() -> None:
     assert node.log == ["all-reduce 3"]
 
 
-@pytest.mark.parametrize(("momentum", "expected"), [(False, [-0.1, -0.3]), (True, [-0.1, -0.4])])
-def test_abs_sgd_extrapolates_only_with_momentum(momentum: bool, expected: list[float]) -> None:
+def test_abs_sgd_computes_where_its_own_part_leads_while_that_travels() -> None:
+    node = HandNode()
+    hand = Hand(AbsSgd().worker(node))
+    hand.give(8)
+    assert node.log == ["look ahead 8", "all-reduce 8"], "before the part leaves and its memory with it"
+    hand.give(8)
+    hand.give(8)
+    assert node.log[2:] == ["look further 8", "look further 16"], "and on from there, as far as the next part leads"
+    node.log.clear()
+    node.flying[0].arrived = True
+    hand.give(8)
+    assert node.log == ["apply 8", "look ahead 24", "all-reduce 24"], "a step first: the look starts where it ended"
+
+
+@pytest.mark.parametrize(("momentum", "expected"), [(0.0, [-0.1, -0.3]), (0.5, [-0.1, -0.4])])
+def test_abs_sgd_extrapolates_only_with_momentum(momentum: float, expected: list[float]) -> None:
     """Steps of 0.1 and 0.2; with momentum the second is 0.2 + (0.2 − 0.1)."""
     node = HandNode(momentum=momentum)
-    hand = Hand(AbsSgd().worker(node))
+    hand = Hand(AbsSgd(delay_cure="extrapolate", lr_rule="none").worker(node))
     hand.give(value=1.0)
     seen = []
     for value in (2.0, 3.0):
@@ -179,8 +192,8 @@ def test_abs_sgd_extrapolates_only_with_momentum(momentum: bool, expected: list[
 
 
 def test_a_change_of_the_learning_rate_is_no_change_of_direction() -> None:
-    node = HandNode(momentum=True)
-    hand = Hand(AbsSgd().worker(node))
+    node = HandNode(momentum=0.5)
+    hand = Hand(AbsSgd(delay_cure="extrapolate", lr_rule="none").worker(node))
     hand.give(value=1.0)
     node.flying[-1].arrived = True
     hand.give(value=1.0)
@@ -191,21 +204,37 @@ def test_a_change_of_the_learning_rate_is_no_change_of_direction() -> None:
 
 
 def test_balanced_gives_itself_its_share_by_speed() -> None:
-    node = HandNode()
-    node.gathered = (1.0, 3.0)  # this rank is three times as fast as the other
+    node = HandNode(micro_batch=4)
+    node.notes = (1.0, 3.0)  # this rank is three times as fast as the other
     hand = Hand(Balanced(micro_batches=2).worker(node))
-    hand.give()
-    hand.give()
-    assert node.log == ["all-gather", "all-reduce 2"]
+    hand.give(4)
+    assert node.log == [] and node.at_most == 4
+    hand.give(4)
+    assert node.log == ["all-reduce 8"]
     hand.arrive(node.flying[0])
     for _ in range(3):
-        hand.give()
-    assert node.log[-1] == "all-reduce 3", "three of the four micro-batches are its own now"
+        assert node.log[-1] == "apply 8" and node.at_most == 4
+        hand.give(4)
+    assert node.log[-1] == "all-reduce 12", "three quarters of the sixteen samples are its own now"
+
+
+def test_balanced_asks_for_the_rest_of_a_share_that_is_no_whole_number_of_micro_batches() -> None:
+    node = HandNode(micro_batch=4)
+    node.notes = (1.0, 1.7)  # 10.07 of sixteen samples
+    hand = Hand(Balanced(micro_batches=2).worker(node))
+    hand.give(4)
+    hand.give(4)
+    hand.arrive(node.flying[0])
+    hand.give(4)
+    hand.give(3)  # the end of a lease
+    assert node.at_most == 3
+    hand.give(3)
+    assert node.log[-1] == "all-reduce 10"
 
 
 def test_balanced_waits_for_everybodys_speed_before_it_changes_anything() -> None:
-    node = HandNode()
-    node.gathered = (1.0, 0.0)  # the other has had no data yet
+    node = HandNode(micro_batch=1)
+    node.notes = (1.0, 0.0)  # the other has had no data yet
     hand = Hand(Balanced(micro_batches=2).worker(node))
     hand.give()
     hand.give()

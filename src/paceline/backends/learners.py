@@ -38,6 +38,9 @@ class Learner(Protocol):
     def momentum(self) -> float: ...
 
     @property
+    def nesterov(self) -> bool: ...
+
+    @property
     def adaptive(self) -> bool: ...
 
     @property
@@ -88,6 +91,7 @@ class TimingLearner:
     nbytes: int = 4_000_000
     learning_rate: float = 0.0
     momentum: float = 0.0
+    nesterov: bool = False
     adaptive: bool = False
     divisible: bool = True
     noise: NoiseScale = field(default_factory=NoiseScale)

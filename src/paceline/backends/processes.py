@@ -102,7 +102,7 @@ class ProcessNode(DrivenNode):
         self.after_round: Callable[[RoundTotal], None] = lambda total: None
         self._finished = False
         self._speed = Speedometer()
-        self._watch = Watch(self.warn)
+        self._watch = Watch(self.rank, self.warn)
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
         self._news: RoundTotal | None = None
@@ -204,6 +204,10 @@ class ProcessNode(DrivenNode):
         return self.replica.momentum
 
     @property
+    def nesterov(self) -> bool:
+        return self.replica.nesterov
+
+    @property
     def adaptive(self) -> bool:
         return self.replica.adaptive
 
@@ -257,7 +261,7 @@ class ProcessNode(DrivenNode):
 
     def _drop_non_finite(self, count: int, samples: list[range], round_number: int) -> None:
         self._account_discard(samples, count, "non-finite gradient")
-        self._watch.non_finite(self.rank, count, round_number)
+        self._watch.non_finite(count, round_number)
 
     def discard(self, gradient: Gradient, reason: str) -> None:
         self._discarded += sum(map(len, gradient.samples))

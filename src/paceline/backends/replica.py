@@ -249,16 +249,19 @@ class Replica:
     def committed(self) -> dict[str, Tensor]:
         """The trained parameters where the last step ended, also while the rank computes at a point ahead of it."""
         flat = self._committed if self._looks_ahead else self.parameters
-        return dict(zip(self.names, FlatSum(flat, self._trained).views, strict=True))
+        views = dict(zip(map(id, self._trained), FlatSum(flat, self._trained).views, strict=True))
+        named = self.model.named_parameters(remove_duplicate=False)  # tied ones have several names
+        return {name: views[id(parameter)] for name, parameter in named if id(parameter) in views}
 
     def model_contribution(self, count: int) -> FlatSum:
         """The parameters, weighing as much as so many samples."""
         flat = self.buffer()
-        torch.mul(self.parameters, count, out=flat.sums)
+        flat.sums.copy_(self.parameters).mul_(count)  # half precision: widen first, multiply then
         return flat
 
     def adopt(self, total: Gradient) -> None:
         """The mean of the models becomes the model."""
+        self.return_from_looking_ahead()
         flat = self._taken(total)
         if flat is not None and total.count:
             torch.mul(flat.sums, 1 / total.count, out=self.parameters)
@@ -308,6 +311,10 @@ class Replica:
     def momentum(self) -> float:
         group = self.optimizer.param_groups[0]
         return float(group.get("momentum", 0.0)) or float(group.get("betas", (0.0,))[0])
+
+    @property
+    def nesterov(self) -> bool:
+        return bool(self.optimizer.param_groups[0].get("nesterov", False))
 
     @property
     def adaptive(self) -> bool:

@@ -55,6 +55,10 @@ class ReplicaLearner:
         return self.replica.momentum
 
     @property
+    def nesterov(self) -> bool:
+        return self.replica.nesterov
+
+    @property
     def adaptive(self) -> bool:
         return self.replica.adaptive
 

@@ -205,7 +205,7 @@ class SimulatedNode(Node):
         self.state: dict[str, Any] = {}
         self.times, self._run = times, run
         self.micro_batch = self.at_most = times.micro_batch
-        self.speed, self.watch = Speedometer(), Watch(self.warn)
+        self.speed, self.watch = Speedometer(), Watch(rank, self.warn)
         self.step: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""
         self.close: Callable[[], None] | None = None
@@ -258,6 +258,10 @@ class SimulatedNode(Node):
     @property
     def momentum(self) -> float:
         return self.learner.momentum
+
+    @property
+    def nesterov(self) -> bool:
+        return self.learner.nesterov
 
     @property
     def adaptive(self) -> bool:

@@ -257,8 +257,10 @@ class VirtualRun(Theatre):
         ordered = [collective.payloads[node.rank] for node in self.nodes]
         gathers = collective.kind == "all-gather"
         collective.value = tuple(ordered) if gathers else self.nodes[0].learner.reduce(ordered)
-        if collective.notes:
-            collective.notes = tuple(collective.notes.get(node.rank, 0.0) for node in self.nodes)
+        notes = collective.notes
+        collective.notes = (
+            tuple(notes.get(rank, 0.0) for rank in range(len(ordered))) if notes else (0.0,) * len(ordered)
+        )
         collective.done = True
         for waiter in collective.waiters:
             self._wake(waiter)
@@ -300,7 +302,7 @@ class VirtualRun(Theatre):
     def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range], round_number: int) -> None:
         self._source.discard(node.rank, samples, "non-finite gradient")
         self.trace.discard(node.rank, self.clock.now, count, "non-finite gradient")
-        node.watch.non_finite(node.rank, count, round_number)
+        node.watch.non_finite(count, round_number)
 
     # ---- messages and signals
 

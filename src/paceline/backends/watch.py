@@ -18,22 +18,24 @@ class Watch:
     """Looks at every round's gradient.
 
     Args:
+        rank: whose watch it is; of what all ranks see, the first one tells.
         warn: tells the user.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, rank: int, warn: Callable[[str], None]) -> None:
+        self._rank, self._warn = rank, warn
         self._log_norm = 0.0
         self._smallest: float | None = None
         self._above = self._useless = 0
-        self._warned_divergence = self._warned_non_finite = False
+        self._warned_divergence, self._warned_non_finite = rank > 0, False
 
     def see(self, round_number: int, norm: float, count: int, working: bool, learning_rate: float) -> None:
         """A round was applied: the norm of its mean gradient, over how many samples, and whether there is more data."""
         if count == 0 or not isfinite(norm):
             self._see_useless(round_number, working)
-        elif norm > 0:
-            self._useless = 0
+            return
+        self._useless = 0
+        if norm > 0:
             self._see_norm(round_number, log(norm), learning_rate)
 
     def _see_norm(self, round_number: int, latest: float, learning_rate: float) -> None:
@@ -62,12 +64,12 @@ class Watch:
                 remedy="Start again from the last checkpoint (run.resume()) with a lower learning rate.",
             )
 
-    def non_finite(self, rank: int, count: int, round_number: int) -> None:
+    def non_finite(self, count: int, round_number: int) -> None:
         """This rank's contribution had NaN or infinity in it and was dropped."""
         if not self._warned_non_finite:
             self._warned_non_finite = True
             self._warn(
-                f"Rank {rank} dropped {count} samples of round {round_number}: their gradient has NaN or infinity. "
-                "Further ones are dropped and counted silently. Probably the learning rate is too high or the data has "
-                "non-finite values; with float16 use a GradScaler."
+                f"Rank {self._rank} dropped {count} samples of round {round_number}: their gradient has NaN or "
+                "infinity. Further ones are dropped and counted silently. Probably the learning rate is too high, or "
+                "the data has non-finite values; with float16 use a GradScaler."
             )

@@ -49,16 +49,16 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     course = lay_out(spec, workload)
     folder = new_run(out / "race")
     (folder / "config.toml").write_text(tomli_w.dumps(_settings(course)))
-    results, events, failures = [], {}, list[PacelineError]()
+    results, events, failed = [], {}, dict[str, PacelineError]()
     for strategy in spec.strategies:
         try:
             events[strategy] = _run_strategy(course, strategy, folder / strategy.replace(":", "_").replace(" ", ""))
             results.append(_result(course, strategy, events[strategy]))
         except PacelineError as error:  # the others are not to be lost with it
             print(f"{strategy}: {error}", flush=True)
-            failures.append(error)
+            failed[strategy] = error
     if not results:
-        raise failures[0]
+        raise next(iter(failed.values()))
     _add_limits(course, results, events)
     race = {
         "results": results,
@@ -67,6 +67,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
         "workload": spec.workload,
         "seed": spec.seed,
         "target": course.target,
+        "failed": {strategy: str(error) for strategy, error in failed.items()},
         "micro_batch_seconds": course.cluster.micro_batch_seconds,
         **spec.learning(workload),
     }
@@ -74,8 +75,6 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     show_race(race)
     write_report(folder / "report.html", race, events)
     print(f"Report: {folder / 'report.html'}")
-    if failures:
-        raise failures[0]
     return race
 
 
@@ -84,6 +83,8 @@ def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
         return _on_processes(course, strategy, folder)
     happened = race_simulated(course.spec, course.workload, course.cluster, strategy)
     write_events(folder / "events", happened)
+    for text in dict.fromkeys(event["text"] for event in happened if event["kind"] == "warning"):
+        print(f"{strategy}: {text}")
     return happened
 
 

@@ -81,7 +81,7 @@ class SharesBySpeed:
 
 
 def _resized(counts: tuple[int, ...], seconds: tuple[float, ...], dead_band: float) -> tuple[int, ...]:
-    if not all(seconds):
+    if not seconds or not all(seconds):
         return counts
     better = shares_by_speed(seconds, sum(counts))
     gain = 1 - round_seconds(better, seconds) / round_seconds(counts, seconds)

@@ -23,7 +23,16 @@ from paceline.node import Gradient, Node, Work
 from paceline.rules.learning_rate import RULES
 from paceline.rules.sizes import round_target
 from paceline.strategies.acco import train_in_halves
-from paceline.strategies.checks import as_published, at_least, batch_target, check_reference, one_of
+from paceline.strategies.checks import (
+    as_published,
+    at_least,
+    batch_target,
+    check_reference,
+    one_of,
+    only_as_default,
+    target_of_a_round,
+    yes_or_no,
+)
 from paceline.strategies.delayed_steps import CURES, DelayedSteps
 from paceline.strategies.strategy import Strategy
 
@@ -62,6 +71,7 @@ class AbsSgd(Strategy):
     paper: bool = False
 
     def __post_init__(self) -> None:
+        yes_or_no(self, "paper")
         if self.paper:
             as_published(self, PUBLISHED)
         one_of(self, "trigger", ("vote", "target", "fastest"))
@@ -71,9 +81,12 @@ class AbsSgd(Strategy):
         at_least(self, "min_micro_batches", 1)
         at_least(self, "max_lr_scale", 1.0)
         check_reference(self)
+        if self.delay_cure == "acco":
+            only_as_default(self, ("trigger", "min_micro_batches"), "delay_cure=acco")
         batch_target(self, "target", needed=self.trigger == "target")
 
     async def worker(self, node: Node) -> None:
+        target_of_a_round(self, self.target, node.micro_batch)
         steps = DelayedSteps(self, node)
         if self.delay_cure == "acco":
             await train_in_halves(node, steps)
@@ -94,9 +107,9 @@ class AbsSgd(Strategy):
     ) -> Gradient:
         batch, done, out_of_data = Gradient(None, 0), 0, False
         while not (out_of_data or self.closed(node, round_number, done)) or (in_flight and not in_flight.done):
+            steps.walk(batch)
             fresh = await node.gradient(steps.micro_batch)
             batch += fresh
-            steps.walk(batch)
             done += 1
             out_of_data = not fresh.count
             if self.trigger == "fastest" and done == self.min_micro_batches:

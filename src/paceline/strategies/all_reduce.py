@@ -38,5 +38,8 @@ class AllReduce(Strategy):
         while not node.finished:
             batch = await node.gradient()
             for _ in range(self.micro_batches - 1):
-                batch += await node.gradient()
+                fresh = await node.gradient()
+                batch += fresh
+                if not fresh.count:  # out of data: the others wait
+                    break
             node.apply(await node.all_reduce(batch))

@@ -11,14 +11,20 @@ from paceline.strategies.strategy import Strategy
 
 
 def at_least(strategy: Strategy, option: str, least: float) -> None:
-    value = getattr(strategy, option)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        _refuse(strategy, option, f"must be a number of at least {least}")
+    """A number, and a whole one where the default is one."""
+    value, whole = getattr(strategy, option), isinstance(_default(strategy, option), int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value >= least:
+        _refuse(strategy, option, f"must be a {'whole ' if whole else ''}number of at least {least}")
 
 
 def one_of(strategy: Strategy, option: str, choices: Sequence[str]) -> None:
     if getattr(strategy, option) not in choices:
         _refuse(strategy, option, "must be one of " + ", ".join(choices))
+
+
+def yes_or_no(strategy: Strategy, option: str) -> None:
+    if not isinstance(getattr(strategy, option), bool):
+        _refuse(strategy, option, "must be True or False")
 
 
 def batch_target(strategy: Strategy, option: str, needed: bool) -> None:
@@ -30,7 +36,8 @@ def batch_target(strategy: Strategy, option: str, needed: bool) -> None:
     if value == "" and not needed:
         return
     if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        missing = "" if value else f" (it is missing: write {strategy.name}:trigger=target:{option}=512)"
+        trigger = "trigger=target:" if hasattr(strategy, "trigger") else ""
+        missing = "" if value else f" (it is missing: write {strategy.name}:{trigger}{option}=512)"
         _refuse(strategy, option, f"must be a number of samples or auto{missing}")
     if not needed:
         _refuse(strategy, option, "is of use only with trigger=target")
@@ -49,13 +56,33 @@ def check_reference(strategy: Strategy) -> None:
         )
 
 
+def only_as_default(strategy: Strategy, options: Sequence[str], because_of: str) -> None:
+    """Options that have no meaning together with another one."""
+    for option in options:
+        if getattr(strategy, option) != _default(strategy, option):
+            _refuse(strategy, option, f"has no meaning with {because_of}: leave one of them out")
+
+
 def as_published(strategy: Strategy, published: Mapping[str, Any]) -> None:
     """Set the options to what a paper says; one that was given otherwise contradicts it."""
-    defaults = {field.name: field.default for field in fields(strategy)}
     for option, value in published.items():
-        if getattr(strategy, option) not in (defaults[option], value):
+        if getattr(strategy, option) not in (_default(strategy, option), value):
             _refuse(strategy, option, f"is {value} in the paper: leave it out, or leave out `paper`")
         object.__setattr__(strategy, option, value)
+
+
+def target_of_a_round(strategy: Strategy, target: int | str, micro_batch: int) -> None:
+    """Before the first round: a target below a micro-batch is a mistake."""
+    if isinstance(target, int) and target < micro_batch:
+        raise PacelineError(
+            f"The target of {target} samples a round is smaller than a micro-batch of {micro_batch}.",
+            where=f"strategy {strategy.name}",
+            remedy=f"Give a target of at least {micro_batch}, or smaller micro-batches.",
+        )
+
+
+def _default(strategy: Strategy, option: str) -> Any:
+    return next(field.default for field in fields(strategy) if field.name == option)
 
 
 def _refuse(strategy: Strategy, option: str, rule: str) -> NoReturn:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
 from paceline.node import Gradient, Node
 from paceline.rules.delay import extrapolate_
 from paceline.rules.learning_rate import AS_SET, StepScale, step_scale
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.strategies.abs_sgd import AbsSgd
 
 CURES = ("auto", "anticipate", "extrapolate", "acco", "none")
-PROBE_EVERY, PROBE_ROUNDS = 12, 4  # of twelve rounds four in a row are looked at: the guard costs little
+PROBE_EVERY, PROBE_ROUNDS = 12, 8  # of twelve rounds eight in a row are looked at: the guard costs little
 
 
 class DelayedSteps:
@@ -47,14 +46,8 @@ class DelayedSteps:
         self._reference = options.reference_batch or node.world_size * node.micro_batch
         self.scale: StepScale = AS_SET
         self._own, self._others = 0, float(node.world_size)  # own samples, and how many times that the round had
-        self._probe, self._steps, self._warned = CurvatureProbe(), 0, False
+        self._probe, self._steps, self._guards = CurvatureProbe(), 0, self.cure in ("none", "extrapolate")
         self.micro_batch = node.micro_batch
-        if isinstance(options.target, int) and options.target < node.micro_batch:
-            raise PacelineError(
-                f"The target of {options.target} samples a round is smaller than a micro-batch of {node.micro_batch}.",
-                where=f"strategy {options.name}",
-                remedy=f"Give a target of at least {node.micro_batch}, or smaller micro-batches.",
-            )
 
     def look_ahead(self, own: Gradient) -> None:
         """Before the worker's part of a round leaves: compute from now on where it leads."""
@@ -103,21 +96,21 @@ class DelayedSteps:
         node = self._node
         self._steps += 1
         place = self._steps % PROBE_EVERY
-        if self.cure not in ("none", "extrapolate") or node.adaptive or total.values is None or not total.count:
-            return
+        if not self._guards or node.rank or node.adaptive or total.values is None or not total.count:
+            return  # the other ranks would find the same
         if place < PROBE_ROUNDS:
             self._probe.see(node.parameters, total.values.tensor() / total.count)
         else:
             self._probe.forget()
         reached = node.learning_rate * self.scale.learning_rate * self._probe.curvature
-        limit = largest_stable(node.momentum, self.cure)
-        if reached > limit and not self._warned:
-            self._warned = True
+        limit = largest_stable(node.momentum, self.cure, node.nesterov)
+        if reached > limit:
+            self._guards = False
+            synchronous = largest_stable(node.momentum, "synchronous", node.nesterov)
             node.warn(
                 f"The steps are in the unstable region: the learning rate {node.learning_rate:g} (times "
                 f"{self.scale.learning_rate:.2g} for the batch) and the curvature {self._probe.curvature:.3g} measured "
                 f"along the path give {reached:.2g}; one round late, with momentum {node.momentum:g} and "
-                f"delay_cure={self.cure}, at most {limit:.2g} is stable (synchronous: "
-                f"{largest_stable(node.momentum, 'synchronous'):.2g}). Take delay_cure=anticipate, or a learning rate "
-                f"below {node.learning_rate * limit / reached:.2g}."
+                f"delay_cure={self.cure}, at most {limit:.2g} is stable (synchronous: {synchronous:.2g}). Take "
+                f"delay_cure=anticipate, or a learning rate below {node.learning_rate * limit / reached:.2g}."
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Node
-from paceline.strategies.checks import at_least
+from paceline.strategies.checks import at_least, yes_or_no
 from paceline.strategies.strategy import Strategy
 
 
@@ -32,6 +32,7 @@ class LocalSgd(Strategy):
 
     def __post_init__(self) -> None:
         at_least(self, "steps", 1)
+        yes_or_no(self, "by_speed")
 
     async def worker(self, node: Node) -> None:
         steps = self.steps
@@ -39,6 +40,8 @@ class LocalSgd(Strategy):
             count, samples = 0, []
             for _ in range(steps):
                 gradient = await node.gradient()
+                if not gradient.count:  # no more data
+                    break
                 count += gradient.count
                 samples += gradient.samples
                 node.apply(gradient)

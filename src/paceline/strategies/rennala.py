@@ -18,7 +18,7 @@ from typing import ClassVar
 from paceline.node import Gradient, Node
 from paceline.rules.learning_rate import RULES, step_scale
 from paceline.rules.sizes import micro_batch_size, round_target
-from paceline.strategies.checks import batch_target, check_reference, one_of
+from paceline.strategies.checks import batch_target, check_reference, one_of, target_of_a_round
 from paceline.strategies.strategy import Strategy
 
 
@@ -45,10 +45,13 @@ class Rennala(Strategy):
         batch_target(self, "target", needed=True)
 
     async def worker(self, node: Node) -> None:
+        target_of_a_round(self, self.target, node.micro_batch)
         round_number, size, carried = 0, node.micro_batch, Gradient(None, 0)
         while not node.finished:
             batch, carried = carried, Gradient(None, 0)
             target = round_target(self.target, node.micro_batch, node.world_size, node.noise_scale)
+            if batch.count:
+                node.count(round_number, batch.count, target)
             while not node.signalled(round_number):
                 fresh = await node.gradient(size)
                 if not fresh.count:

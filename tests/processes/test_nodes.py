@@ -1,0 +1,65 @@
+"""What a strategy asks of a real rank's node: every size of micro-batch, every verb, and the state that others see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.strategies import STRATEGIES
+from paceline.summary import account
+
+Ranks = Callable[..., Any]
+SAMPLES = 90
+
+
+def assert_whole(outcome: Any, epochs: int) -> None:
+    """Every sample went to one loop in each epoch, and record and ledger agree on what became of it."""
+    assert outcome.seen == Counter((epoch, index) for epoch in range(epochs) for index in range(SAMPLES))
+    books = account(outcome.events)
+    assert books.errors == () and books.in_flight == 0
+    assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
+    assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (books.applied, books.discarded)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_micro_batches_of_any_size(ranks: Ranks, workers: int) -> None:
+    outcome = ranks("train_cut", 3, samples=SAMPLES, normalised=False, num_workers=workers)
+    assert_whole(outcome, epochs=2)
+    for fact in outcome.facts:
+        assert fact["divisible"]
+        for asked, indices in fact["asked"]:
+            assert 1 <= len(indices) <= (8 if workers else min(8, asked)), "workers fetch ahead, of an earlier size"
+    assert len({len(indices) for fact in outcome.facts for _, indices in fact["asked"]}) > 2
+
+
+def test_a_model_with_batch_norm_keeps_whole_micro_batches(ranks: Ranks) -> None:
+    outcome = ranks("train_cut", 3, samples=SAMPLES, normalised=True)
+    assert_whole(outcome, epochs=2)
+    assert not any(fact["divisible"] for fact in outcome.facts)
+    sizes = Counter(len(indices) for fact in outcome.facts for _, indices in fact["asked"])
+    assert sizes == {8: 22, SAMPLES % 8: 2}, "shorter only at the end of an epoch"
+    assert {asked for fact in outcome.facts for asked, _ in fact["asked"]} == {8}
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_the_ledger_of_a_run_that_asks_for_everything(ranks: Ranks, nproc: int) -> None:
+    outcome = ranks("train_probed", nproc, samples=SAMPLES, epochs=8)
+    assert_whole(outcome, epochs=8)
+    assert account(outcome.events).discarded > 0
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "abs-sgd:delay_cure=acco", "abs-sgd:min_micro_batches=3"])
+def test_the_state_in_the_middle_of_training_is_the_committed_one(ranks: Ranks, strategy: str) -> None:
+    outcome = ranks("train_looking", 2, strategy=strategy, samples=SAMPLES)
+    first, *_ = outcome.facts
+    after = [first["start"], *first["after_round"]]
+    moved = 0
+    for fact in outcome.facts:
+        for rounds, state, parameters in fact["states"]:
+            moved += parameters != after[rounds]
+            if strategy != "local-sgd":  # where every rank has a model of its own between two rounds
+                assert state == after[rounds], "also while the rank computes elsewhere"
+    assert (moved > 0) == strategy.startswith(("abs-sgd", "local-sgd"))
