@@ -497,6 +497,7 @@ def test_learning_rate_and_momentum_are_the_optimizers(make, momentum, adaptive)
     model = Two()
     replica = Replica(model, make(model.parameters()))
     assert replica.learning_rate == 0.5 and replica.momentum == momentum and replica.adaptive == adaptive
+    assert replica.nesterov == (momentum == 0.9 and not adaptive)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def test_an_unknown_speed_changes_nothing() -> None:
 def test_little_noise_makes_small_micro_batches_down_to_a_quarter() -> None:
     alike = (1.0, 1.0, 1.0, 1.0)
     sizes = [
-        micro_batch_size(64, 0, alike, noise, 0.0) for noise in (None, 1e6, 4 * 64 / NOISE_SHARE, 1280.0, 1.0, 0.0)
+        micro_batch_size(64, 0, alike, noise, 0.0)
+        for noise in (None, 1e6, 4 * 64 / NOISE_SHARE, 2 * 64 / NOISE_SHARE, 1.0, 0.0)
     ]
     assert sizes == [64, 64, 64, 32, 64 // LEAST_PART, 64 // LEAST_PART]
 

@@ -194,7 +194,7 @@ def test_noise_in_many_directions_does_not_set_the_guard_off(play: Play) -> None
     strategy = AbsSgd(delay_cure="none", lr_rule="none", micro_batches="fixed")
     for rate in (0.001, 0.03):
         optimizer = partial(torch.optim.SGD, lr=rate, momentum=0.9)
-        data = {"gradient": noisy(200), "start": [0.0] * 200, "samples": 4000, "micro_batch": 16}
+        data = {"gradient": noisy(20), "start": [0.0] * 20, "samples": 4000, "micro_batch": 16}
         played = play(strategy, MIXED, **data, epochs=2, optimizer=optimizer)
         assert played.warnings("unstable") == [] and played.warnings("diverge") == []
 

@@ -44,7 +44,7 @@ class InHand(Work[Any]):
 class HandNode(Node):
     """A node whose every answer the test gives; a log tells what the strategy asked."""
 
-    divisible, adaptive, noise_scale = True, False, None
+    divisible, adaptive, nesterov, noise_scale = True, False, False, None
     seconds_per_sample, overhead_samples = 1.0, 0.0
 
     def __init__(self, world_size: int = 2, micro_batch: int = 8, momentum: float = 0.0) -> None:
