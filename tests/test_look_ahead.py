@@ -187,6 +187,41 @@ def test_an_optimizer_that_cannot_step_on_trial_says_so():
         replica.look_ahead(gradient_of(replica, 10))
 
 
+# ---- steps with other settings
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("sgd", {"lr": 0.2}),
+        ("momentum", {"lr": 0.2, "momentum": 0.9**3}),
+        ("adam", {"lr": 0.2, "betas": (0.9**3, 0.999**3)}),
+    ],
+)
+def test_a_scaled_step_is_that_of_an_optimizer_with_other_settings(kind, settings):
+    replica, twin = after(2, kind), after(2, kind)
+    before = [dict(group) for group in replica.optimizer.param_groups]
+    replica.apply(gradient_of(replica, 10), StepScale(2.0, 3.0))
+    assert [dict(group) for group in replica.optimizer.param_groups] == before
+    twin.optimizer.param_groups[0].update(settings)
+    twin.apply(gradient_of(twin, 10))
+    assert torch.equal(replica.parameters, twin.parameters)
+    assert_same_state(replica.optimizer, state_of(twin.optimizer))
+
+
+def test_settings_come_back_after_a_step_that_fails():
+    replica = after(1, "adam")
+    before = [dict(group) for group in replica.optimizer.param_groups]
+
+    def fail(optimizer, args, kwargs):
+        raise ZeroDivisionError
+
+    replica.optimizer.register_step_post_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        replica.apply(gradient_of(replica, 10), StepScale(2.0, 3.0))
+    assert [dict(group) for group in replica.optimizer.param_groups] == before
+
+
 # ---- the committed point
 
 

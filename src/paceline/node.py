@@ -124,13 +124,14 @@ class Node(ABC):
         user's micro-batch. (A data loader with workers of its own has some ahead, of the size asked for earlier.) Empty
         when this rank has no data: then it lasts until something in flight here arrives, so that a loop over empty
         gradients does not spin."""
-        self.at_most = self.micro_batch if at_most is None or not self.divisible else at_most
+        self.at_most = self.micro_batch if at_most is None or not self.divisible else max(1, at_most)
         return NEXT_GRADIENT
 
     @abstractmethod
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
         """One step of the user's optimizer with the mean of the gradient, which is used up. None if it is empty.
-        It starts from where the last `apply` or `adopt` ended."""
+        It starts from where the last `apply` or `adopt` ended. A gradient of this rank alone that has NaN or infinity
+        in it is discarded, and left empty."""
 
     @abstractmethod
     def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:

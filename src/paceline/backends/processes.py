@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -155,6 +156,10 @@ class ProcessNode(DrivenNode):
         if isinstance(gradient, RoundTotal):
             self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.learning_rate)
             self._round_applied(gradient)
+        elif not isfinite(norm):
+            self._watch.non_finite(gradient.count, self.rounds)
+            self.discard(gradient, "non-finite gradient")
+            gradient.count, gradient.samples = 0, []
 
     def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
         self.suspended()  # whoever looks at the parameters after a round sees those that all ranks have
@@ -167,6 +172,7 @@ class ProcessNode(DrivenNode):
         self.suspended()
         self.replica.adopt(total)
         assert isinstance(total, RoundTotal)
+        self._watch.see(self.rounds, 0.0, total.count, total.working, self.replica.learning_rate)
         self._round_applied(total)
 
     def _round_applied(self, total: RoundTotal) -> None:

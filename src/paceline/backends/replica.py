@@ -185,15 +185,16 @@ class Replica:
 
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> float:
         """One optimizer step with the gradient's mean, from the point where the last one ended. The memory goes back to
-        the pool. Returns the mean's norm."""
+        the pool. Returns the mean's norm; when that is not finite there is no step."""
         self.return_from_looking_ahead()
         flat = self._taken(gradient)
         if flat is None or not gradient.count:
             self._give_back(flat)
             return 0.0
         norm = self._measure(flat, gradient.count)
-        flat.sums.mul_(self._factor(norm, gradient.count))
-        self._step(flat, scale)
+        if math.isfinite(norm):
+            flat.sums.mul_(self._factor(norm, gradient.count))
+            self._step(flat, scale)
         self._give_back(flat)
         return norm / gradient.count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.learners import Learner
@@ -227,10 +227,15 @@ class SimulatedNode(Node):
     # ---- learning
 
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
+        self._run.round_over(self)
         norm = self.learner.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
             self.watch.see(self.rounds, norm, gradient.count, gradient.working, self.learner.learning_rate)
             self._run.round_applied(self, gradient)
+        elif not isfinite(norm):
+            self.watch.non_finite(gradient.count, self.rounds)
+            self._run.discard(self, gradient, "non-finite gradient")
+            gradient.count, gradient.samples = 0, []
 
     def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
         self._run.round_over(self)
@@ -243,8 +248,10 @@ class SimulatedNode(Node):
         return Gradient(self.learner.model(count) if count else None, count, samples)
 
     def adopt(self, total: Gradient) -> None:
+        self._run.round_over(self)
         self.learner.adopt(total)
         assert isinstance(total, RoundTotal)
+        self.watch.see(self.rounds, 0.0, total.count, total.working, self.learner.learning_rate)
         self._run.round_applied(self, total)
 
     @property

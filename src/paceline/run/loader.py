@@ -47,6 +47,7 @@ class LeaseSampler:
         self.taken: deque[range] = deque()  # in the order in which the DataLoader will hand the batches out
         self.next_range: Callable[[], range | None] = lambda: None
         self.at_most: Callable[[], int] = lambda: 1
+        self.over: Callable[[], bool] = lambda: False
         self._first: range | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -56,6 +57,8 @@ class LeaseSampler:
 
     def look_ahead(self) -> bool:
         """Whether there is anything to take; what was found is kept for the next iteration."""
+        if self.over():  # what is left of a lease goes back
+            return False
         if self._first is None:
             self._first = self.next_range()
         return self._first is not None
@@ -124,7 +127,7 @@ class Loader:
         self._sampler.at_most = at_most
         if self.seconds is not None:
             self._deadline = time.perf_counter() + self.seconds
-        self._sampler.next_range = lambda: None if time.perf_counter() >= self._deadline else next_range()
+        self._sampler.next_range, self._sampler.over = next_range, lambda: time.perf_counter() >= self._deadline
 
     def next_batch(self) -> Any | None:
         """The next micro-batch, or None when there is nothing to take now. It looks just before it says None: with

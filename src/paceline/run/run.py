@@ -122,6 +122,8 @@ class Run:
         finally:
             if self._driver is not None and error is not None:
                 self._driver.stop()
+            if self._replica is not None:
+                self._replica.return_from_looking_ahead()
             if self._rank is not None:
                 self._rank.close("" if error is None else f"{type(error).__name__}: {error}")
             if self._rates is not None:

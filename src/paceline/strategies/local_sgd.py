@@ -42,9 +42,9 @@ class LocalSgd(Strategy):
                 gradient = await node.gradient()
                 if not gradient.count:  # no more data
                     break
+                node.apply(gradient)
                 count += gradient.count
                 samples += gradient.samples
-                node.apply(gradient)
             total = await node.all_reduce(node.model(count, samples), note=node.seconds_per_sample)
             node.adopt(total)
             known = [each for each in total.notes if each > 0]
