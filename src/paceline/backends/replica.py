@@ -35,16 +35,25 @@ LARGEST_SQUARE = 1e38  # what float32 holds
 class FlatSum:
     """A sum of gradients in one buffer, with room for the trailer behind it."""
 
-    __slots__ = ("sums", "trailer", "views", "whole")
+    __slots__ = ("known_norm", "sums", "trailer", "views", "whole")
 
     def __init__(self, whole: Tensor, parameters: Sequence[Tensor]) -> None:
         self.whole = whole
+        self.known_norm: float | None = None
         sizes = [p.numel() for p in parameters]
         *parts, self.trailer = whole.split([*sizes, len(whole) - sum(sizes)])
         self.sums = whole[: sum(sizes)]
         self.views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
 
+    @property
+    def norm(self) -> float:
+        """Worked out once: looking ahead and joining a round both ask whether the sum is finite."""
+        if self.known_norm is None:
+            self.known_norm = float(torch.linalg.vector_norm(self.sums))
+        return self.known_norm
+
     def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
+        self.known_norm = None
         if isinstance(other, FlatSum):
             self.whole.add_(other.whole)  # of two totals also the trailers
         else:
@@ -113,7 +122,7 @@ class Replica:
         self.noise = NoiseScale()
         self.divisible = not any(isinstance(module, _BatchNorm) for module in model.modules())
         self._trial, self._further_trial = OptimizerTrial(optimizer), OptimizerTrial(optimizer)
-        self._looks_ahead = False
+        self._looks_ahead = self._went_further = False
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
@@ -152,7 +161,9 @@ class Replica:
     def buffer(self) -> FlatSum:
         """Memory for one contribution; used again after the step that it ends in."""
         if self._free:
-            return self._free.pop()
+            flat = self._free.pop()
+            flat.known_norm = None
+            return flat
         length = self.size + TRAILER + self._extra
         whole = torch.empty(length, dtype=self._sum_dtype, device=self.parameters.device)
         return FlatSum(whole, self._trained)
@@ -167,7 +178,7 @@ class Replica:
             flat.whole.zero_()
         else:
             flat = values.flat() if isinstance(values, FreshGradient) else values
-            norm = float(torch.linalg.vector_norm(flat.sums))
+            norm = flat.norm
             sound = math.isfinite(norm)
             if not sound:
                 flat.whole.zero_()
@@ -180,6 +191,7 @@ class Replica:
     def total(self, reduced: FlatSum) -> tuple[Gradient, bool, list[float]]:
         """A reduced buffer as a gradient over all ranks' samples, whether a rank has data left, and the sums of what
         the backend had added."""
+        reduced.known_norm = None
         count, working, _, _, *extra = reduced.trailer.tolist()
         return Gradient(reduced, int(count)), working > 0, extra
 
@@ -206,19 +218,18 @@ class Replica:
         if isinstance(gradient.values, FreshGradient):
             gradient.values = gradient.values.flat()
         own = cast(FlatSum, gradient.values)
-        norm = float(torch.linalg.vector_norm(own.sums))
-        if not math.isfinite(norm):
+        if not math.isfinite(own.norm):
             return
         if further and self._looks_ahead:
-            self.parameters.copy_(self._ahead)
+            self._return_to_go_further()
             trial, after = self._further_trial, self._trial
         else:
             self.return_from_looking_ahead()
             self._committed.copy_(self.parameters)
-            self._looks_ahead = True
+            self._looks_ahead, self._went_further = True, False
             trial, after = self._trial, None
         flat = self.buffer()
-        torch.mul(own.sums, self._factor(norm, gradient.count), out=flat.sums)
+        torch.mul(own.sums, self._factor(own.norm, gradient.count), out=flat.sums)
         try:
             trial.step(lambda: self._step(flat, scale), after)
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
@@ -228,8 +239,14 @@ class Replica:
                 remedy="Take delay_cure=extrapolate or delay_cure=none, which need no trial.",
             ) from error
         self._free.append(flat)
-        if after is None:
+
+    def _return_to_go_further(self) -> None:
+        """To where the last look ahead led; the first time the parameters are still there."""
+        if self._went_further:
+            self.parameters.copy_(self._ahead)
+        else:
             self._ahead.copy_(self.parameters)
+            self._went_further = True
 
     def return_from_looking_ahead(self) -> None:
         if self._looks_ahead:
@@ -283,7 +300,7 @@ class Replica:
 
     def _measure(self, flat: FlatSum, count: int) -> float:
         """The norm of the sum; a round's total also tells the noise."""
-        norm = float(torch.linalg.vector_norm(flat.sums))
+        norm = flat.norm
         _, _, squares, counts = flat.trailer[:TRAILER].tolist()
         if counts and norm * norm < LARGEST_SQUARE:
             self.noise.see(count, norm * norm, squares, counts)
