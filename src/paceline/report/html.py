@@ -56,7 +56,7 @@ def _settings(race: dict[str, Any]) -> str:
     """What the race was given, whatever it was: all of the race's fields but the results."""
     entries = []
     for name, value in race.items():
-        if name != "results" and value is not None:
+        if name != "results" and value not in (None, {}):
             text = _value(value)
             entries.append(f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>")
     backends = sorted({str(result["backend"]) for result in race["results"] if "backend" in result})
