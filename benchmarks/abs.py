@@ -107,38 +107,34 @@ class Comparison:
             self._running[trained] = job
 
     def method(self, cell: Cell, name: str) -> Result:
-        """The method at its best options and rate in the cell, over all seeds."""
-        strategy, lr = self.tuned(cell, METHODS[name])
-        trials = [self.trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]
-        for trial in trials:
-            self.start(trial)
-        outcomes = [self.outcome(trial) for trial in trials]
-        seconds = [each.seconds for each in outcomes if each.seconds is not None]
-        samples = [each.samples for each in outcomes if each.samples is not None]
-        rounds = sum(each.rounds for each in outcomes if each.samples is not None)
-        whole = len(seconds) == len(trials)
-        return Result(
-            strategy,
-            lr,
-            statistics.median(seconds) if whole else None,
-            statistics.median(samples) if whole else None,
-            sum(samples) / max(rounds, 1),
-            (min(seconds, default=0.0), max(seconds, default=0.0)),
-        )
+        """The method at its best options and rate in the cell, over all seeds. A rate at which a seed does not reach the
+        target is passed over for the next best."""
+        ranking = self.tuned(cell, METHODS[name])
+        for strategy, lr in ranking:
+            trials = [self.trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]
+            for trial in trials:
+                self.start(trial)
+            outcomes = [self.outcome(trial) for trial in trials]
+            seconds = [each.seconds for each in outcomes if each.seconds is not None]
+            samples = [each.samples for each in outcomes if each.samples is not None]
+            if len(seconds) == len(trials):
+                batch = sum(samples) / sum(each.rounds for each in outcomes)
+                spread = min(seconds), max(seconds)
+                return Result(strategy, lr, statistics.median(seconds), statistics.median(samples), batch, spread)
+        return Result(*ranking[0], None, None, 0.0, (0.0, 0.0))
 
-    def tuned(self, cell: Cell, strategies: Sequence[str]) -> tuple[str, float]:
-        """The strategy and the rate that are the first to reach the target with seed 0."""
-        best: tuple[float, str, float] | None = None
+    def tuned(self, cell: Cell, strategies: Sequence[str]) -> list[tuple[str, float]]:
+        """Strategies and rates that reach the target with seed 0, the first to do so first."""
+        found: list[tuple[float, str, float]] = []
         rates = RATES[cell.optimizer]
         for strategy in strategies:
             most = None
             for lr in sorted(rates, key=lambda lr: abs(rates.index(lr) - 2)):  # from the middle outwards
-                found = self.outcome(self.trial(cell, strategy, lr, 0), most)
-                if found.samples is not None:
-                    most = min(most or MOST_SAMPLES, round(found.samples * PATIENCE))
-                if found.seconds is not None and (best is None or found.seconds < best[0]):
-                    best = found.seconds, strategy, lr
-        return (best[1], best[2]) if best else (strategies[0], rates[2])
+                outcome = self.outcome(self.trial(cell, strategy, lr, 0), most)
+                if outcome.samples is not None and outcome.seconds is not None:
+                    most = min(most or MOST_SAMPLES, round(outcome.samples * PATIENCE))
+                    found.append((outcome.seconds, strategy, lr))
+        return [(strategy, lr) for _, strategy, lr in sorted(found)] or [(strategies[0], rates[2])]
 
     @staticmethod
     def trial(cell: Cell, strategy: str, lr: float, seed: int) -> Trial:
@@ -244,7 +240,7 @@ def delay(comparison: Comparison) -> None:
     for model in options.models:
         for optimizer in options.optimizers:
             cell = Cell(model, optimizer, "equal", 0.5)
-            _, lr = comparison.tuned(cell, ("all-reduce",))
+            (_, lr), *_ = comparison.tuned(cell, ("all-reduce",))
             strategies = [
                 "all-reduce",
                 *(f"abs-sgd:lr_rule=none:micro_batches=fixed:delay_cure={cure}" for cure in CURES),
