@@ -107,8 +107,8 @@ class Comparison:
             self._running[trained] = job
 
     def method(self, cell: Cell, name: str) -> Result:
-        """The method at its best options and rate in the cell, over all seeds. A rate at which a seed does not reach the
-        target is passed over for the next best."""
+        """The method at its best options and rate in the cell, over all seeds. A rate at which some seed does not reach
+        the target is passed over for the next best."""
         ranking = self.tuned(cell, METHODS[name])
         for strategy, lr in ranking:
             trials = [self.trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]

@@ -38,7 +38,7 @@ def zeros() -> Tensor:
         ({"lr_rule": "linear", "reference_batch": 20}, lambda batch: min(batch / 20, 4.0)),
         ({"lr_rule": "linear", "reference_batch": 20, "max_lr_scale": 1.5}, lambda batch: min(batch / 20, 1.5)),
         ({"lr_rule": "sqrt", "reference_batch": 20}, lambda batch: sqrt(min(batch / 20, 4.0))),
-        ({"lr_rule": "auto"}, lambda batch: min(batch / 24, 4.0)),  # three workers with micro-batches of eight
+        ({"lr_rule": "auto"}, lambda batch: min(batch / 24, 1.0)),  # three workers with micro-batches of eight
         ({"lr_rule": "auto", "reference_batch": 40}, lambda batch: min(batch / 40, 4.0)),
     ],
     ids=["none", "linear", "capped", "sqrt", "auto", "auto from a reference"],
@@ -70,7 +70,7 @@ def test_adam_follows_the_square_root_by_itself(play: Play) -> None:
     played = play(AbsSgd(delay_cure="none"), MIXED, optimizer=optimizer)
     w, first, second = played.start, zeros(), zeros()
     for number, mean in enumerate(played.means()):
-        kappa = min(played.batches[number] / 24, 4.0)
+        kappa = min(played.batches[number] / 24, 1.0)
         beta1, beta2, t = 0.9**kappa, 0.99**kappa, number + 1
         first = beta1 * first + (1 - beta1) * mean
         second = beta2 * second + (1 - beta2) * mean**2

@@ -54,7 +54,8 @@ class AbsSgd(Strategy):
         lr_rule: how the step follows the batch: `linear`, `sqrt`, `adascale` or `none`; `auto` is linear for SGD and
             sqrt for Adam and its kin, from the batch that synchronous training would have.
         reference_batch: that the learning rate was tuned for; a rule that is named needs it.
-        max_lr_scale: the batch counts as so many times the reference at most.
+        max_lr_scale: the batch counts as so many times the reference at most. Without a reference_batch `auto` never
+            goes above the user's own learning rate: where that is near the edge, more would diverge.
         micro_batches: `by-speed` gives slow workers smaller ones, so that no round is held up; `fixed` does not.
         paper: as published: vote, no cure, no rule, fixed micro-batches.
     """

@@ -44,6 +44,7 @@ class DelayedSteps:
         automatic = "sqrt" if node.adaptive else "linear"
         self._rule = automatic if options.lr_rule == "auto" else options.lr_rule
         self._reference = options.reference_batch or node.world_size * node.micro_batch
+        self._largest_scale = options.max_lr_scale if options.reference_batch else 1.0  # nobody said that more would do
         self.scale: StepScale = AS_SET
         self._own, self._others = 0, float(node.world_size)  # own samples, and how many times that the round had
         self._probe, self._steps, self._guards = CurvatureProbe(), 0, self.cure in ("none", "extrapolate")
@@ -79,8 +80,7 @@ class DelayedSteps:
             )
 
     def _scale_for(self, batch: int) -> StepScale:
-        noise, largest = self._node.noise_scale, self._options.max_lr_scale
-        return step_scale(self._rule, batch, self._reference, noise, largest)
+        return step_scale(self._rule, batch, self._reference, self._node.noise_scale, self._largest_scale)
 
     def _apply_extrapolated(self, total: Gradient) -> None:
         node = self._node

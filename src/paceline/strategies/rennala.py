@@ -21,6 +21,8 @@ from paceline.rules.sizes import micro_batch_size, round_target
 from paceline.strategies.checks import batch_target, check_reference, one_of, target_of_a_round
 from paceline.strategies.strategy import Strategy
 
+LARGEST_SCALE = 4.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rennala(Strategy):
@@ -71,4 +73,5 @@ class Rennala(Strategy):
     def step(self, node: Node, total: Gradient) -> None:
         rule = self.lr_rule if self.lr_rule != "auto" else "sqrt" if node.adaptive else "linear"
         reference = self.reference_batch or node.world_size * node.micro_batch
-        node.apply(total, step_scale(rule, total.count, reference, node.noise_scale, largest=4.0))
+        largest = LARGEST_SCALE if self.reference_batch else 1.0  # nobody said that more would do
+        node.apply(total, step_scale(rule, total.count, reference, node.noise_scale, largest))
