@@ -101,7 +101,14 @@ class Command:
     def __init__(self, arguments: list[str], cwd: Path) -> None:
         program = [sys.executable, "-c", "from paceline.cli import main; main()", *arguments]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(program, stdout=pipe, stderr=pipe, text=True, cwd=cwd, start_new_session=True)
+        # A shell's background job ignores Ctrl-C and passes that on; a command in a terminal does not.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(
+                program, stdout=pipe, stderr=pipe, text=True, cwd=cwd, start_new_session=True
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         self.ranks: list[int] = []
 
     def wait_for_ranks(self, path: Path, nproc: int, cwd: Path) -> None:
