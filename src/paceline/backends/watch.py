@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite, log
+from math import exp, isfinite, log
 
 from paceline.errors import PacelineError
 
@@ -47,8 +47,8 @@ class Watch:
         if self._above == ROUNDS_ABOVE and not self._warned_divergence:
             self._warned_divergence = True
             self._warn(
-                f"Training diverges: in round {round_number} the gradient's norm is {2.718281828459045**latest:.3g}, "
-                f"over {GROWTH:.0f} times the smallest so far ({2.718281828459045**self._smallest:.3g}), with the "
+                f"Training diverges: in round {round_number} the gradient's norm is {exp(latest):.3g}, "
+                f"over {GROWTH:.0f} times the smallest so far ({exp(self._smallest):.3g}), with the "
                 f"learning rate {learning_rate:g}. Probably that is too high. Stop, and take a third of it, or clip: "
                 "run.optimizer(..., clip_norm=1.0)."
             )

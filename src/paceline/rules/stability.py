@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAIRS = 6
-CURES = ("none", "extrapolate", "synchronous")
 
 
 @lru_cache(maxsize=64)
