@@ -6,7 +6,7 @@
     scripts/bench abs --speed      share of ideal on real processes, speeds 1, 1, ½, ¼
 
 Fashion-MNIST in virtual time, four workers, micro-batches of 32. Every method gets the same grid of learning rates (and
-the blocking ones a grid of micro-batches, local SGD one of local steps), tuned in every cell on seed 0; figures are
+the blocking ones and local SGD one of micro-batches, local SGD one of local steps too), tuned in every cell on seed 0; figures are
 medians over the seeds at the rate that was best. DDP is all-reduce here: these models fit into its first bucket, so it
 cannot overlap communication with the backward pass.
 """
@@ -43,8 +43,13 @@ SPEED_RUNS, SPEED_SECONDS = 3, 20.0
 METHODS = {  # how a method is called in the tables: among what it is tuned; @8 is a micro-batch of 8 instead of 32
     "all-reduce (DDP)": ("all-reduce", "all-reduce@8"),
     "balanced": ("balanced", "balanced@8"),
-    "local-sgd": ("local-sgd:steps=4", "local-sgd:steps=16"),
-    "local-sgd by speed": ("local-sgd:steps=4:by_speed", "local-sgd:steps=16:by_speed"),
+    "local-sgd": ("local-sgd:steps=4", "local-sgd:steps=16", "local-sgd:steps=4@8", "local-sgd:steps=16@8"),
+    "local-sgd by speed": (
+        "local-sgd:steps=4:by_speed",
+        "local-sgd:steps=16:by_speed",
+        "local-sgd:steps=4:by_speed@8",
+        "local-sgd:steps=16:by_speed@8",
+    ),
     "rennala": ("rennala",),
     "abs-sgd --paper": ("abs-sgd --paper",),
     OURS: ("abs-sgd",),
@@ -144,6 +149,8 @@ class Comparison:
 def as_trained(trial: Trial) -> Trial:
     """The trial that is trained in its stead, because its batches are the same."""
     strategy = trial.strategy.replace("balanced", "all-reduce")
+    if trial.cluster == "equal":
+        strategy = strategy.replace(":by_speed", "")
     if strategy.startswith("all-reduce") or (strategy.startswith("local-sgd") and "by_speed" not in strategy):
         return replace(trial, strategy=strategy, cluster="equal", comm=0.5)
     return replace(trial, comm=0.5) if "by_speed" in strategy else trial

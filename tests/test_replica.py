@@ -64,7 +64,7 @@ def test_flat_parameters_share_the_memory_of_the_models():
 def test_only_what_the_optimizer_moves_is_flat():
     model = Two()
     replica = Replica(model, torch.optim.SGD([model.vector], lr=1.0))
-    assert replica.parameters.tolist() == [5, 6, 7] and replica.describe() == [["vector", [3], "float32"]]
+    assert replica.parameters.tolist() == [5, 6, 7] and replica.describe() == [["vector", [3], "float32", [1]]]
     frozen = Two()
     frozen.matrix.requires_grad_(False)
     assert replica_of(frozen).names == ["vector"]
@@ -72,7 +72,7 @@ def test_only_what_the_optimizer_moves_is_flat():
 
 def test_the_description_names_shapes_and_dtypes():
     described = replica_of(Two(torch.bfloat16)).describe()
-    assert described == [["matrix", [2, 2], "bfloat16"], ["vector", [3], "bfloat16"]]
+    assert described == [["matrix", [2, 2], "bfloat16", [2, 1]], ["vector", [3], "bfloat16", [1]]]
 
 
 def test_tied_parameters_lie_in_the_buffer_once():

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.utils import vector_to_parameters
 
 from paceline import workloads
-from paceline.backends.replica import Replica
+from paceline.backends.replica import Replica, in_shape
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, simulate
 from paceline.errors import PacelineError
@@ -81,6 +80,7 @@ def train(trial: Trial, target: float, most: int | None, traces: Path) -> Outcom
     cluster = cluster_of(trial.cluster, trial.comm, trial.seed, traces, micro_batch_of(trial.strategy) / MICRO_BATCH)
     learners = [_learner(workload, trial, rank) for rank in range(cluster.workers)]
     judge = workload.build_model(trial.seed)
+    weights = [p.data for p in judge.parameters()]
     x, y = workload.test_x[:EVALUATED], workload.test_y[:EVALUATED]
     seen: list[float] = []
     curve: list[tuple[float, float, float, float]] = []  # smoothed accuracy, time, samples, rounds
@@ -97,7 +97,7 @@ def train(trial: Trial, target: float, most: int | None, traces: Path) -> Outcom
         if samples < following:
             return
         following = samples + EVALUATE_EVERY
-        vector_to_parameters(learners[0].parameters, judge.parameters())
+        torch._foreach_copy_(weights, in_shape(learners[0].parameters, weights))
         with torch.no_grad():
             seen.append(float((judge(x).argmax(1) == y).float().mean()))
         if len(seen) >= SMOOTHED:

@@ -12,7 +12,7 @@ RUN = {
     "strategy": "abs-sgd",
     "options": {"delay": 1},
     "world_size": 2,
-    "parameters": [["fc.weight", [10, 32], "float32"], ["fc.bias", [10], "float32"]],
+    "parameters": [["fc.weight", [10, 32], "float32", [32, 1]], ["fc.bias", [10], "float32", [1]]],
     "data": {"samples": 1000},
 }
 
@@ -34,15 +34,15 @@ def arrived(*descriptions):
         ({"options": {}}, "option delay is given on rank 0 but not on rank 1"),
         ({"data": {"samples": 999}}, "data set's samples is 999 on rank 1 but 1000 on rank 0"),
         (
-            {"parameters": [["fc.weight", [10, 64], "float32"], ["fc.bias", [10], "float32"]]},
+            {"parameters": [["fc.weight", [10, 64], "float32", [64, 1]], ["fc.bias", [10], "float32", [1]]]},
             r"parameter fc.weight has shape \(10, 64\) on rank 1 but \(10, 32\) on rank 0",
         ),
         (
-            {"parameters": [["fc.weight", [10, 32], "float32"], ["fc.bias", [10], "bfloat16"]]},
+            {"parameters": [["fc.weight", [10, 32], "float32", [32, 1]], ["fc.bias", [10], "bfloat16", [1]]]},
             "parameter fc.bias is bfloat16 on rank 1 but float32 on rank 0",
         ),
         ({"parameters": RUN["parameters"][:1]}, "only rank 0 has a parameter fc.bias; rank 1 has none"),
-        ({"parameters": [*RUN["parameters"], ["more", [1], "float32"]]}, "only rank 1 has a parameter more"),
+        ({"parameters": [*RUN["parameters"], ["more", [1], "float32", [1]]]}, "only rank 1 has a parameter more"),
         ({"parameters": RUN["parameters"][::-1]}, "fc.bias on rank 1 stands where fc.weight stands on rank 0"),
         ({"seed": 7}, "description's seed is given on rank 1 but not on rank 0"),
     ],

@@ -17,7 +17,7 @@ from paceline.control.wire import Frame, encode
 from paceline.errors import PacelineError
 
 SECRET = b"the run's secret"
-RUN = {"strategy": "abs-sgd", "parameters": [["w", [2, 3], "float32"]]}
+RUN = {"strategy": "abs-sgd", "parameters": [["w", [2, 3], "float32", [3, 1]]]}
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def test_ranks_that_never_arrive_are_named():
 
 
 def test_differing_models_stop_everybody_with_the_difference():
-    other = RUN | {"parameters": [["w", [2, 4], "float32"]]}
+    other = RUN | {"parameters": [["w", [2, 4], "float32", [4, 1]]]}
     with ControlService(3, SECRET) as service, contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(ControlClient(service.address, SECRET, rank)) for rank in (0, 1))
         with ThreadPoolExecutor(1) as pool:

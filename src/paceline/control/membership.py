@@ -142,11 +142,15 @@ def _first_parameter(here: list[Any], me: str, there: list[Any], other: str) -> 
         if name not in names_here or name not in names_there:
             owner, lacking = (me, other) if name in names_here else (other, me)
             return f"only {owner} has a parameter {name}; {lacking} has none"
-    for (name, shape, dtype), (other_name, other_shape, other_dtype) in zip(here, there, strict=False):
+    for (name, shape, dtype, strides), (other_name, *there_as) in zip(here, there, strict=False):
+        other_shape, other_dtype, other_strides = there_as
         if name != other_name:
             return f"the parameter {name} on {me} stands where {other_name} stands on {other}"
         if list(shape) != list(other_shape):
             return f"parameter {name} has shape {tuple(shape)} on {me} but {tuple(other_shape)} on {other}"
         if dtype != other_dtype:
             return f"parameter {name} is {dtype} on {me} but {other_dtype} on {other}"
+        if list(strides) != list(other_strides):
+            here_so, there_so = tuple(strides), tuple(other_strides)
+            return f"parameter {name} lies in memory with strides {here_so} on {me} but {there_so} on {other}"
     return ""

@@ -57,11 +57,11 @@ def address(value: Any) -> bool:
 
 
 def parameter(value: Any) -> bool:
-    """A model's parameter as [name, shape, dtype]."""
-    if type(value) is not list or len(value) != 3:
+    """A model's parameter as [name, shape, dtype, strides]."""
+    if type(value) is not list or len(value) != 4:
         return False
-    name, shape, dtype = value
-    return text(name) and type(shape) is list and all(map(natural, shape)) and text(dtype)
+    name, shape, dtype, strides = value
+    return text(name) and text(dtype) and list_of(natural)(shape) and list_of(natural)(strides)
 
 
 def description(value: Any) -> bool:

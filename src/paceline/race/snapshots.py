@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
-from torch.nn.utils import vector_to_parameters
 
+from paceline.backends.replica import in_shape
 from paceline.workloads.workload import Workload
 
 PER_RACE = 80  # how finely the time to a target can be told; each costs one copy of the parameters and one evaluation
@@ -33,6 +34,7 @@ class Snapshots:
     def evaluate(self) -> Iterator[tuple[float, int, float, float]]:
         """Time, samples, metric and loss of every copy."""
         model = self._workload.build_model(self._seed)
+        weights = [p.data for p in model.parameters()]
         for t, samples, parameters in self._kept:
-            vector_to_parameters(parameters, model.parameters())
+            torch._foreach_copy_(weights, in_shape(parameters, weights))
             yield t, samples, *self._workload.evaluate(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -44,6 +45,7 @@ class LeNet5(nn.Module):
             nn.MaxPool2d(2),
         )
         self.classifier = MLP((16 * 5 * 5, 120, 84, classes))
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU nearly twice as fast
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(images))
