@@ -6,9 +6,9 @@
     scripts/bench abs --speed      share of ideal on real processes, speeds 1, 1, ½, ¼
 
 Fashion-MNIST in virtual time, four workers, micro-batches of 32. Every method gets the same grid of learning rates (and
-the blocking ones and local SGD one of micro-batches, local SGD one of local steps too), tuned in every cell on seed 0; figures are
-medians over the seeds at the rate that was best. DDP is all-reduce here: these models fit into its first bucket, so it
-cannot overlap communication with the backward pass.
+the blocking ones and local SGD one of micro-batches, local SGD one of local steps too), tuned in every cell on seed 0;
+figures are medians over the seeds at the rate that was best. DDP is all-reduce here: these models fit into its first
+bucket, so it cannot overlap communication with the backward pass.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | 
     found = fitted(comparison, cell)
     least = cell_limit(comparison, cell, found)
     times = [each.seconds for name, each in results.items() if name in BASELINES and each.seconds is not None]
-    best, ours = min(times, default=None), results[OURS].seconds
+    best, ours = min(times, default=None), results[OURS].seconds if OURS in results else None
     rows = []
     for name, each in results.items():
         if each.seconds is None or each.samples is None:

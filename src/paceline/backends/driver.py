@@ -36,6 +36,11 @@ class DrivenNode(Node):
         """Called whenever the coroutine needs time or is through: what it did in between is complete."""
 
     @abstractmethod
+    def spent(self, seconds: float) -> None:
+        """Called when the coroutine asks for the next gradient: what it has done with the last took so long, without
+        what it waited."""
+
+    @abstractmethod
     def waited(self, work: Work[object], began: float) -> None:
         """Called after the coroutine stood still for the work since `began`."""
 
@@ -80,6 +85,7 @@ class Driver:
         self.finished = True
 
     def _advance(self, answer: Gradient | None) -> None:
+        entered, waited = self._node.now(), 0.0
         while True:
             try:
                 asked = self._coroutine.send(answer)
@@ -89,10 +95,12 @@ class Driver:
                 return
             self._node.suspended()
             if asked is NEXT_GRADIENT:
+                self._node.spent(self._node.now() - entered - waited)
                 return
             assert isinstance(asked, WaitableWork), "a strategy may await only what its node gave it"
             began = self._node.now()
             while not asked.wait(LOOK_AROUND_SECONDS):
                 self._node.look_around()
             self._node.waited(asked, began)
+            waited += self._node.now() - began
             answer = None

@@ -330,6 +330,9 @@ class ProcessNode(DrivenNode):
     def look_around(self) -> None:
         self._check_peers(0.0)
 
+    def spent(self, seconds: float) -> None:
+        self._speed.see_overhead(seconds)
+
     def waited(self, work: Work[object], began: float) -> None:
         if isinstance(work, CollectiveWork) and work.round_number is not None:
             self._recorder.write("wait", self.rank, began, end=self._now(), round=work.round_number)

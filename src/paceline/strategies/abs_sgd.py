@@ -47,7 +47,8 @@ class AbsSgd(Strategy):
         trigger: when a round closes, beside that the synchronisation before it is done. `vote`: every worker has
             `min_micro_batches`. `fastest`: some worker has them. `target`: all workers together have `target` samples.
         target: samples of a round with `trigger=target`; `auto` goes by the measured noise scale.
-        min_micro_batches: the paper's k_min. More of them make larger batches and fewer rounds.
+        min_micro_batches: the paper's k_min. More of them make larger batches and fewer rounds. 0 is up to the
+            strategy: 2 where it goes on from each and the micro-batches are small enough, else 1.
         delay_cure: `anticipate` (what `auto` takes) computes where the worker's own part of the round under way would
             lead; `extrapolate` adds the change of the update once more; `acco` computes half of a round at the new
             point and half at an estimate of it, with two synchronisations an update; `none` is the paper's rule.
@@ -63,7 +64,7 @@ class AbsSgd(Strategy):
     name: ClassVar[str] = "abs-sgd"
     trigger: str = "vote"
     target: int | str = ""
-    min_micro_batches: int = 1
+    min_micro_batches: int = 0
     delay_cure: str = "auto"
     lr_rule: str = "auto"
     reference_batch: int = 0
@@ -79,7 +80,7 @@ class AbsSgd(Strategy):
         one_of(self, "delay_cure", CURES)
         one_of(self, "lr_rule", RULES)
         one_of(self, "micro_batches", ("by-speed", "fixed"))
-        at_least(self, "min_micro_batches", 1)
+        at_least(self, "min_micro_batches", 0)
         at_least(self, "max_lr_scale", 1.0)
         check_reference(self)
         if self.delay_cure == "acco":
@@ -107,20 +108,21 @@ class AbsSgd(Strategy):
         self, node: Node, round_number: int, in_flight: Work[Gradient] | None, steps: DelayedSteps
     ) -> Gradient:
         batch, done, out_of_data = Gradient(None, 0), 0, False
-        while not (out_of_data or self.closed(node, round_number, done)) or (in_flight and not in_flight.done):
+        least = self.min_micro_batches or steps.least_of_a_round
+        while not (out_of_data or self.closed(node, round_number, done, least)) or (in_flight and not in_flight.done):
             steps.walk(batch)
             fresh = await node.gradient(steps.micro_batch)
             batch += fresh
             done += 1
             out_of_data = not fresh.count
-            if self.trigger == "fastest" and done == self.min_micro_batches:
+            if self.trigger == "fastest" and done == least:
                 node.signal(round_number)
             elif self.trigger == "target" and fresh.count:
                 target = round_target(self.target, node.micro_batch, node.world_size, node.noise_scale)
                 node.count(round_number, fresh.count, target)
         return batch
 
-    def closed(self, node: Node, round_number: int, micro_batches: int) -> bool:
+    def closed(self, node: Node, round_number: int, micro_batches: int, least: int) -> bool:
         if self.trigger == "vote":
-            return micro_batches >= self.min_micro_batches
+            return micro_batches >= least
         return node.signalled(round_number)

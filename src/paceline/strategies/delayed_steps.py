@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from paceline.node import Gradient, Node
 from paceline.rules.delay import extrapolate_
 from paceline.rules.learning_rate import AS_SET, StepScale, step_scale
-from paceline.rules.sizes import micro_batch_size
+from paceline.rules.sizes import least_of_a_round, micro_batch_size
 from paceline.rules.stability import CurvatureProbe, largest_stable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class DelayedSteps:
         self.scale: StepScale = AS_SET
         self._own, self._others = 0, float(node.world_size)  # own samples, and how many times that the round had
         self._probe, self._steps, self._guards = CurvatureProbe(), 0, self.cure in ("none", "extrapolate")
-        self.micro_batch = node.micro_batch
+        self.micro_batch, self.least_of_a_round = node.micro_batch, 1
 
     def look_ahead(self, own: Gradient) -> None:
         """Before the worker's part of a round leaves: compute from now on where it leads."""
@@ -75,9 +75,10 @@ class DelayedSteps:
         else:
             node.apply(total, self.scale)
         if options.micro_batches == "by-speed" and total.notes:
-            self.micro_batch = micro_batch_size(
-                node.micro_batch, node.rank, total.notes, node.noise_scale, node.overhead_samples
-            )
+            whole, rank, speeds = node.micro_batch, node.rank, total.notes
+            self.micro_batch = micro_batch_size(whole, rank, speeds, node.overhead_samples)
+            if self.cure == "anticipate":
+                self.least_of_a_round = least_of_a_round(whole, rank, speeds, self.micro_batch)
 
     def _scale_for(self, batch: int) -> StepScale:
         return step_scale(self._rule, batch, self._reference, self._node.noise_scale, self._largest_scale)

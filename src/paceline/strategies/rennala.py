@@ -67,7 +67,7 @@ class Rennala(Strategy):
                     node.discard(fresh, "came after the round was complete")
             total = await node.all_reduce(batch, note=node.seconds_per_sample)
             self.step(node, total)
-            size = micro_batch_size(node.micro_batch, node.rank, total.notes, node.noise_scale, node.overhead_samples)
+            size = micro_batch_size(node.micro_batch, node.rank, total.notes, node.overhead_samples)
             round_number += 1
 
     def step(self, node: Node, total: Gradient) -> None:
