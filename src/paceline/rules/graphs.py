@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
 from math import isqrt, log
 
@@ -242,6 +242,7 @@ RANDOM = "erdos-renyi"
 NAMES = (*BUILDERS, RANDOM)
 
 
+@lru_cache(maxsize=64)
 def named(name: str, workers: int, *, probability: float | None = None, seed: int = 0) -> Graph:
     """The graph of that name.
 
