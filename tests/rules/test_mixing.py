@@ -107,12 +107,16 @@ def test_the_constants_of_acid_by_hand() -> None:
     # Where every edge is a bridge, its resistance is 1/rate: a star of n has rates ½(1 + 1/(n − 1)) and λ₂ = rate.
     rate = (1 + 1 / 7) / 2
     assert (acid(star(8)).chi_1, acid(star(8)).chi_2) == pytest.approx((1 / rate, 1 / (2 * rate)))
+    # In a complete graph of n with rates 1/(n − 1) all resistances are alike, and so are both constants.
+    for workers in (2, 8, 32, 64):
+        found = acid(complete(workers))
+        assert (found.chi_1, found.chi_2) == pytest.approx((1 - 1 / workers, 1 - 1 / workers))
     assert (acid(ring(1)).eta, acid(ring(1)).alpha_tilde) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_resistance_is_never_above_the_slowness(name: str) -> None:
-    for workers in (4, 6, 8, 9, 12, 16):
+    for workers in (4, 6, 8, 9, 12, 16, 32, 64):
         found = acid(named(name, workers))
         assert 0 < found.chi_2 <= found.chi_1 * (1 + 1e-12) and found.alpha_tilde >= 0.5 - 1e-12
 

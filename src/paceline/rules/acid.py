@@ -99,7 +99,8 @@ def acid(graph: Graph, rates: tuple[float, ...] | None = None) -> Acid:
         return Acid(0.0, 0.0)
     used = Graph(graph.workers, tuple(edge for edge, rate in zip(graph.edges, rates, strict=True) if rate)).connected()
     matrix = laplacian(graph.workers, graph.edges, rates)
-    inverse = np.linalg.pinv(matrix, hermitian=True)
+    # Λ⁺ + J, of which the J drops out of every difference. A pseudo-inverse would have to tell zero from rounding.
+    inverse = np.linalg.inv(matrix + 1 / graph.workers)
     one, other = np.array(used.edges).T
     resistances = inverse[one, one] + inverse[other, other] - 2 * inverse[one, other]
     return Acid(1 / second_eigenvalue(matrix), float(resistances.max()) / 2)

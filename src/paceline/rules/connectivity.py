@@ -2,10 +2,10 @@
 
     maximise  λ₂(Σ_s p_s L_s)      subject to      Σ_s p_s ≤ total,   0 ≤ p_s ≤ 1
 
-λ₂, the second smallest eigenvalue of a Laplacian, is concave in the weights, so the best is one for all; but it has no
-gradient where eigenvalues coincide, and at the best weights they mostly do. So it is written without it, as the
-largest y for which Σ p_s L_s − y·I is positive semidefinite on the vectors that sum to zero, and solved from within by
-Newton's method on
+λ₂, the second smallest eigenvalue of a Laplacian, is concave in the weights: what nothing nearby betters is the best of
+all. But it has no gradient where eigenvalues coincide, and at the best weights they mostly do. So it is written without
+it, as the largest y for which Σ p_s L_s − y·I is positive semidefinite on the vectors that sum to zero, and solved from
+within by Newton's method on
 
     τ·y + log det(Σ p_s L_s − y·I) + Σ log p_s + Σ log(1 − p_s) + log(total − Σ p_s)
 
@@ -95,10 +95,11 @@ class _Inner:
             values, vectors = np.linalg.eigh(self._slack(point))
             root = vectors / np.sqrt(values)
             rates = self._rates(point, root)
-            orthogonal, triangle = np.linalg.qr(rates)
             ones = np.concatenate([np.eye(len(root)).ravel(), np.ones(len(rates) - root.size)])
-            # τ·y pulls at the last coordinate only, and that is where Rᵀ⁻¹ has a single number.
-            way = ones @ orthogonal
+            # With 1 as one more column, Qᵀ1 stands in R, and Q is not needed.
+            both = np.asarray(np.linalg.qr(np.column_stack([rates, ones]), mode="r"))[: len(point)]
+            triangle, way = both[:, :-1], both[:, -1].copy()
+            # τ·y pulls at the last coordinate only, and there Rᵀ⁻¹ has a single number.
             way[-1] += scale / triangle[-1, -1]
             step = np.linalg.solve(triangle, way)
             decrement = float(np.linalg.norm(way))
