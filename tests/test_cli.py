@@ -72,6 +72,17 @@ OPTIONS = {
         "--workers",
     ],
     "strategies": [],
+    "topology": [
+        "--budget",
+        "--cluster",
+        "--graph",
+        "--json",
+        "--parameters",
+        "--plot",
+        "--probability",
+        "--seed",
+        "--workers",
+    ],
 }
 
 
@@ -208,12 +219,41 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("more than zero seconds",),
     ),
     "limit: json": ((*LIMITED, "--noise-scale", "1", "--json", "missing/x.json"), ("missing/x.json",)),
+    "topology: unknown graph": (("topology", "--graph", "rign", "--workers", "4"), ("'rign'", "Did you mean 'ring'?")),
+    "topology: no workers": (("topology", "--graph", "ring"), ("how many workers", "--workers")),
+    "topology: prime torus": (("topology", "--graph", "torus", "--workers", "7"), ("7 workers", "prime", "ring")),
+    "topology: budget zero": (("topology", "--workers", "4", "--budget", "0"), ("budget of 0",)),
+    "topology: budget above one": (("topology", "--workers", "4", "--budget", "1.5"), ("budget of 1.5",)),
+    "topology: budget not a number": (("topology", "--workers", "4", "--budget", "nan"), ("budget of nan",)),
+    "topology: probability without chance": (
+        ("topology", "--workers", "4", "--probability", "0.5"),
+        ("Only an erdos-renyi",),
+    ),
+    "topology: probability too small": (
+        ("topology", "--graph", "erdos-renyi", "--workers", "9", "--probability", "0.01"),
+        ("None of 100", "ln n / n"),
+    ),
+    "topology: cluster without a graph": (("topology", "--cluster", "good.toml"), ("good.toml", "[graph]", "--graph")),
+    "topology: graph in two parts": (
+        ("topology", "--cluster", "parts.toml"),
+        ("parts.toml, line 5, key edges", "{0, 1} and {2, 3}"),
+    ),
+    "topology: seed for edges": (("topology", "--cluster", "pair.toml", "--seed", "1"), ("--seed", "by name")),
+    "topology: edges for other workers": (("topology", "--cluster", "pair.toml", "--workers", "3"), ("not connected",)),
+    "topology: plot of another kind": (("topology", "--workers", "4", "--plot", "x.pdf"), ("x.pdf", ".svg or .png")),
+    "topology: plot into a missing folder": (
+        ("topology", "--workers", "4", "--plot", "missing/x.svg"),
+        ("missing/x.svg", "--plot"),
+    ),
+    "topology: json": (("topology", "--workers", "4", "--json", "missing/x.json"), ("missing/x.json", "--json")),
     "simulate: json": (("simulate", "--speeds", "1", "--json", "missing/x.json"), ("missing/x.json",)),
 }
 FILES = {
     "good.toml": "micro_batch_seconds = 0.1\n[[devices]]\nspeed = 1\n",
     "bad.toml": "micro_batch_seconds = 0.1\n\n[[devices]]\ncount = 2\nspeed = -1\n",
     "odd.toml": "micro_batch_seconds = 0.1\n\n[[devices]]\nsped = 1\n",
+    "parts.toml": "micro_batch_seconds = 0.1\n[[devices]]\ncount = 4\n[graph]\nedges = [[0, 1], [2, 3]]\n",
+    "pair.toml": "micro_batch_seconds = 0.1\n[[devices]]\ncount = 2\n[graph]\nedges = [[0, 1]]\n",
     "no.toml": "micro_batch_seconds = 0.1\n[[devices\n",
 }
 

@@ -154,6 +154,37 @@ def limit(
 
 
 @app.command()
+def topology(
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="ring, torus, exponential, complete, star or erdos-renyi. Default: the cluster file's, or ring."
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many. Default: the cluster file's.", min=1)] = None,
+    budget: Annotated[float, typer.Option(help="Of MATCHA: the part of the matchings that a round uses.")] = 0.5,
+    cluster: ClusterOption = None,
+    parameters: Annotated[int, typer.Option(help="Of the model, 4 bytes each.", min=1)] = 1_000_000,
+    probability: Annotated[
+        float | None, typer.Option(help="Of each edge of an erdos-renyi. Default: 2 ln(n) / n.", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of an erdos-renyi. Default: 0.", min=0)] = None,
+    json_file: JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw graph and matchings to this .svg or .png file.")] = None,
+) -> None:
+    """Print what a graph of workers is worth to decentralised training: matchings, mixing rates and bytes."""
+    from paceline.race.topology_of_cluster import show_topology, topology_of
+    from paceline.report.graph_picture import check_suffix
+
+    check_writable(json_file)
+    check_writable(plot, "--plot")
+    if plot is not None:
+        check_suffix(plot)
+    described, number = topology_of(graph, workers, cluster, probability, seed)
+    write_json(json_file, show_topology(described, number, budget=budget, parameters=parameters, plot=plot))
+
+
+@app.command()
 def strategies() -> None:
     """List the strategies, their options and defaults."""
     from paceline.strategies import STRATEGIES, options
@@ -201,12 +232,14 @@ def parse_speeds(text: str | None) -> tuple[float, ...]:
     return speeds
 
 
-def check_writable(file: Path | None) -> None:
+def check_writable(file: Path | None, option: str = "--json") -> None:
     """Protest before the work, not after it."""
     if file is not None and not file.absolute().parent.is_dir():
-        raise PacelineError(f"The folder of {file} does not exist.", remedy="Make it, or give another file to --json.")
+        raise PacelineError(
+            f"The folder of {file} does not exist.", remedy=f"Make it, or give another file to {option}."
+        )
     if file is not None and file.is_dir():
-        raise PacelineError(f"{file} is a folder.", remedy="Give a file to --json.")
+        raise PacelineError(f"{file} is a folder.", remedy=f"Give a file to {option}.")
 
 
 def write_json(file: Path | None, result: dict[str, Any]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import PacelineError
+from paceline.rules.graphs import Graph, erdos_renyi
+from paceline.rules.matchings import matchings
 from paceline.simulator.cluster import Cluster, Device
 from paceline.simulator.cluster_file import EXAMPLE, parse_cluster, read_cluster
 from paceline.simulator.faults import Partition, SlowDown
 from paceline.simulator.jitter import Constant, LogNormal, SlowDowns, Trace
 from paceline.simulator.network import Network
+from paceline.simulator.topology import Topology
 
 
 def test_the_example_of_the_docs() -> None:
@@ -19,6 +23,7 @@ def test_the_example_of_the_docs() -> None:
     assert [device.speed for device in cluster.devices] == [1.0, 1.0, 0.5, 0.25, 0.25]
     assert cluster.devices[1].jitter == LogNormal(0.2)
     assert cluster.network == Network(50e-6, 1.25e9)
+    assert cluster.graph == Topology("ring")
     assert cluster.faults[0] == SlowDown(rank=2, at=10.0, factor=6, duration=5.0)
     assert cluster.faults[2] == Partition(groups=((0, 1), (2, 3)), at=30.0, duration=2.0)
 
@@ -29,6 +34,24 @@ def test_the_least_that_must_be_said() -> None:
 
 
 HEAD = "micro_batch_seconds = 0.1\n"
+FOUR = HEAD + "[[devices]]\ncount = 4\n[graph]\n"
+
+
+def test_a_graph_by_its_edges_and_matchings() -> None:
+    own = "edges = [[1, 0], [1, 2], [2, 3]]\nmatchings = [[[0, 1]], [[3, 2]], [[1, 2]]]\n"
+    topology = parse_cluster(FOUR + own).graph
+    assert topology is not None and hash(topology) == hash(Topology(edges=topology.edges, matchings=topology.matchings))
+    assert topology.graph_of(4) == Graph(4, ((0, 1), (1, 2), (2, 3)))
+    assert topology.matchings_of(4) == (((0, 1),), ((2, 3),), ((1, 2),))
+
+
+def test_a_graph_by_its_name_fits_any_number_of_workers() -> None:
+    cluster = parse_cluster(FOUR + 'name = "erdos-renyi"\nprobability = 0.8\nseed = 3\n')
+    larger = replace(cluster, devices=cluster.devices * 2)
+    assert larger.graph is not None and larger.graph.graph_of(8) == erdos_renyi(8, 0.8, 3)
+    assert larger.graph.matchings_of(8) == matchings(erdos_renyi(8, 0.8, 3))
+    with pytest.raises(PacelineError, match="not connected"):
+        replace(parse_cluster(FOUR + "edges = [[0, 1], [1, 2], [2, 3]]\n"), devices=cluster.devices * 2)
 
 
 def test_slow_downs_of_a_device() -> None:
@@ -71,6 +94,26 @@ def test_slow_downs_of_a_device() -> None:
         (HEAD + "devices = 3\n", 2, "devices", "list of tables"),
         (HEAD + "\n[device]\nspeed = 1\n", 3, "device", "Do you mean devices"),
         (HEAD + "network = 3\n[[devices]]\n", 2, "network", "not a table"),
+        (HEAD + "graph = 3\n[[devices]]\n", 2, "graph", "not a table"),
+        (FOUR + 'name = "rign"\n', 5, "name", "Did you mean 'ring'"),
+        (FOUR + "name = 3\n", 5, "name", "no graph '3'"),
+        (FOUR + "nam = 3\n", 5, "nam", "Do you mean name"),
+        (FOUR, 4, "name", "either a name or edges"),
+        (FOUR + 'name = "ring"\nedges = [[0, 1]]\n', 6, "edges", "either a name or edges"),
+        (FOUR + 'name = "ring"\nprobability = 0.5\n', 6, "probability", "Only an erdos-renyi"),
+        (FOUR + 'name = "erdos-renyi"\nprobability = 2\n', 6, "probability", "probability 2"),
+        (FOUR + 'name = "erdos-renyi"\nprobability = 0\n', 6, "probability", "None of 100"),
+        (FOUR + 'name = "erdos-renyi"\nprobability = "x"\n', 6, "probability", "not a number"),
+        (FOUR + 'name = "erdos-renyi"\nseed = -1\n', 6, "seed", "at least 0"),
+        (FOUR + "\nedges = [[0, 1], [1, 2], [2, 4]]\n", 6, "edges", "only ranks 0 to 3"),
+        (FOUR + "edges = [[0, 1], [2, 3]]\n", 5, "edges", "{0, 1} and {2, 3}"),
+        (FOUR + "edges = [0, 1]\n", 5, "edges", "0 is not an edge"),
+        (FOUR + "edges = 3\n", 5, "edges", "not a list"),
+        (FOUR + 'name = "ring"\nmatchings = [[0, 1]]\n', 6, "matchings", "0 is not an edge"),
+        (FOUR + 'name = "ring"\nmatchings = [0, 1]\n', 6, "matchings", "list of lists"),
+        (FOUR + 'name = "ring"\nmatchings = 1\n', 6, "matchings", "list of lists"),
+        (FOUR + 'name = "ring"\nmatchings = [[[0, 1], [1, 2]]]\n', 6, "matchings", "two edges at rank 1"),
+        (HEAD + '[[devices]]\ncount = 5\n[graph]\nname = "torus"\n', 5, "name", "Take ring"),
     ],
 )
 def test_errors_name_line_and_key(text: str, line: int, key: str, said: str) -> None:

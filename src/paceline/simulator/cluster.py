@@ -1,4 +1,4 @@
-"""A described cluster: devices, network and faults. `cluster_file` reads one from TOML.
+"""A described cluster: devices, network, faults and graph. `cluster_file` reads one from TOML.
 
 A device of speed 1 needs `micro_batch_seconds` for a micro-batch on average; one of speed ½ twice as long. Every rank
 draws its jitter from a stream of its own, made from (seed, rank): what happens to the others cannot change it.
@@ -13,6 +13,7 @@ from paceline.simulator.checks import WrongValueError, number, whole
 from paceline.simulator.faults import Fault, check_ranks
 from paceline.simulator.jitter import Constant, Jitter, Trace, read_trace
 from paceline.simulator.network import Network
+from paceline.simulator.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Cluster:
         network: what communication costs; free by default.
         faults: see `faults`.
         seed: of all chance in it.
+        graph: who exchanges models with whom in decentralised training; None leaves it to the strategy.
 
     >>> cluster = Cluster.from_speeds([1, 1, 0.5, 0.25], micro_batch_seconds=0.02)
     >>> [cluster.mean_seconds(rank) for rank in range(cluster.workers)]
@@ -90,6 +92,7 @@ class Cluster:
     network: Network = field(default_factory=Network)
     faults: tuple[Fault, ...] = ()
     seed: int = 0
+    graph: Topology | None = None
 
     def __post_init__(self) -> None:
         number(self, "micro_batch_seconds", above=0.0, finite=True)
@@ -98,6 +101,8 @@ class Cluster:
             raise WrongValueError("devices", "The cluster has no devices.", "Give at least one.")
         for fault in self.faults:
             check_ranks(fault, self.workers)
+        if self.graph is not None:
+            self.graph.check(self.workers)
 
     @classmethod
     def from_speeds(

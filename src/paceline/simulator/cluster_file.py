@@ -7,7 +7,8 @@
 Every key but `micro_batch_seconds` and the devices may be left out. Times are in seconds, the bandwidth in bytes a
 second. Kinds of jitter: constant, log-normal (sigma), exponential, pareto (shape), slow-downs (factor,
 probability), drift (correlation, spread), trace (file: a csv, found from the folder of the cluster file). Kinds of
-faults: crash, hang, slow-down, partition, late-join.
+faults: crash, hang, slow-down, partition, late-join. Graphs: a name (ring, torus, exponential, complete, star,
+erdos-renyi with probability and seed) or edges, and if need be matchings: lists of edges.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from paceline.simulator import faults, jitter
 from paceline.simulator.checks import WrongValueError, whole
 from paceline.simulator.cluster import Cluster, Device
 from paceline.simulator.network import Network
+from paceline.simulator.topology import Topology
 
 T = TypeVar("T")
 
@@ -52,6 +54,9 @@ latency = 50e-6                     # seconds
 bandwidth = 1.25e9                  # bytes a second: 10 Gbit/s
 all_reduce = "ring"                 # or "tree"
 shared = false                      # true: one link for all
+
+[graph]                             # who exchanges models with whom, in decentralised training
+name = "ring"                       # or edges = [[0, 1], [1, 2], …]
 
 [[faults]]
 kind = "slow-down"
@@ -125,8 +130,9 @@ class _Reader:
     def cluster(self, content: dict[str, Any]) -> Cluster:
         with self._located("", 0):
             _check_keys(content, [field.name for field in fields(Cluster)], ["micro_batch_seconds", "devices"])
-            if not isinstance(content.get("network", {}), dict):
-                raise WrongValueError("network", "network is not a table.", "Write [network] above its keys.")
+            for key in ("network", "graph"):
+                if not isinstance(content.get(key, {}), dict):
+                    raise WrongValueError(key, f"{key} is not a table.", f"Write [{key}] above its keys.")
         devices: list[Device] = []
         for index, table in enumerate(self._tables(content, "devices")):
             devices += self._devices(index, table)
@@ -134,9 +140,13 @@ class _Reader:
         broken = [self._fault(index, table, len(devices)) for index, table in tables]
         with self._located("network", 0):
             network = _build(Network, content.get("network", {}))
+        with self._located("graph", 0):
+            graph = _build(Topology, content["graph"]) if "graph" in content else None
+            if graph is not None and devices:
+                graph.check(len(devices))
         with self._located("", 0):
             plain = {key: content[key] for key in ("micro_batch_seconds", "seed") if key in content}
-            return Cluster(tuple(devices), network=network, faults=tuple(broken), **plain)
+            return Cluster(tuple(devices), network=network, faults=tuple(broken), graph=graph, **plain)
 
     def _tables(self, content: dict[str, Any], key: str) -> list[dict[str, Any]]:
         tables = content.get(key, [])
