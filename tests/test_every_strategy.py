@@ -28,6 +28,10 @@ DELAYS = {  # rounds between taking a gradient and stepping with it; None: with 
     "abs-sgd:lr_rule=adascale:reference_batch=8": 0,
     "abs-sgd --paper": 1,
     "abs-sgd:delay_cure=acco": None,
+    "non-blocking": 0,
+    "non-blocking:mini_batches=1": 0,
+    "non-blocking:mini_batches=3:unfinished=finish": 0,
+    "non-blocking:mini_batches=3:carry": 0,
 }
 
 

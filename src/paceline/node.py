@@ -30,6 +30,8 @@ class GradientRequest:
 
 
 NEXT_GRADIENT: Final = GradientRequest()
+GIVEN_UP: Final = "given up: the round was over"
+"""Why samples are discarded that come again."""
 
 
 class Work(ABC, Generic[T]):
@@ -114,17 +116,21 @@ class Node(ABC):
     """Samples in a micro-batch, as the user set it: the most that a device is asked for at once."""
     at_most: int
     """Samples in the micro-batch that is asked for."""
+    until: int | None = None
+    """The round whose signal ends the micro-batch that is asked for."""
     state: dict[str, Any]
     """What must survive the round: tensors and numbers. A checkpoint holds it; locals die with the round."""
 
     # ---- learning
 
-    def gradient(self, at_most: int | None = None) -> Awaitable[Gradient]:
+    def gradient(self, at_most: int | None = None, until: int | None = None) -> Awaitable[Gradient]:
         """One micro-batch at the present parameters, of `at_most` samples if the model can be trained on less than the
         user's micro-batch. (A data loader with workers of its own has some ahead, of the size asked for earlier.) Empty
         when this rank has no data: then it lasts until something in flight here arrives, so that a loop over empty
-        gradients does not spin."""
+        gradients does not spin. `until`: when this round is signalled, the micro-batch is given up. The answer is then
+        empty too, what was computed of it counts as discarded, and the same samples come again with the next one."""
         self.at_most = self.micro_batch if at_most is None or not self.divisible else max(1, at_most)
+        self.until = until
         return NEXT_GRADIENT
 
     @abstractmethod

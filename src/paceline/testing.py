@@ -37,6 +37,7 @@ from paceline.summary import account
 SAMPLES, MICRO_BATCH, FEATURES = 203, 8, 5  # 203: the last micro-batch of an epoch is a short one
 LEARNING_RATE = 0.05
 UNEQUAL = (1.0, 0.7, 0.25)
+GIVEN_UP_ROUND = 1_000_013  # signals are for good: no other may have the number
 DISCARDED, WARNED = "the probe has no use for it", "The probe warns."  # in the record of a probed backend
 
 
@@ -203,11 +204,27 @@ class BackendProbe(Strategy):
         await self._messages(node)
         await self._signals(node)
         await self._counting(node)
+        await self._giving_up(node)
         await self._polling(node)
         while not node.finished:
             node.apply(await node.all_reduce(await node.gradient()))
         rest = await node.gradient()
         assert rest.count == 0 and rest.values is None, "after the end a gradient is empty"
+
+    async def _giving_up(self, node: Node) -> None:
+        """Rank 0 ends the round; the others have a micro-batch under way then, or have just ended one."""
+        done = Gradient(None, 0)
+        if node.rank == 0:
+            done += await node.gradient(until=GIVEN_UP_ROUND)
+            node.signal(GIVEN_UP_ROUND)
+        else:
+            while not node.signalled(GIVEN_UP_ROUND):
+                fresh = await node.gradient(until=GIVEN_UP_ROUND)
+                assert fresh.count or node.signalled(GIVEN_UP_ROUND), "given up only after the signal"
+                assert bool(fresh.samples) == bool(fresh.count), "what was given up brings nothing"
+                done += fresh
+        node.apply(await node.all_reduce(done))
+        node.apply(await node.all_reduce(await node.gradient()))
 
     async def _numbers_and_gradients(self, node: Node) -> None:
         ranks = await node.all_gather(float(node.rank))

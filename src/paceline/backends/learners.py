@@ -153,6 +153,9 @@ class Source(Protocol):
     def take(self, rank: int, at_most: int) -> list[range]:
         """One micro-batch of at most so many samples; [] when there is none now."""
 
+    def put_back(self, rank: int, samples: list[range]) -> None:
+        """The micro-batch taken last was given up: it comes again."""
+
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         """The rank brings so many samples to the round, those that are dropped as non-finite counted too."""
 
@@ -175,6 +178,9 @@ class Endless:
 
     def take(self, rank: int, at_most: int) -> list[range]:
         return [self._micro_batch[:at_most] if at_most < len(self._micro_batch) else self._micro_batch]
+
+    def put_back(self, rank: int, samples: list[range]) -> None:
+        pass
 
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         pass
@@ -206,6 +212,11 @@ class Leases:
         if len(lease) > at_most:
             self._rest[rank] = lease[at_most:]
         return [lease[:at_most]]
+
+    def put_back(self, rank: int, samples: list[range]) -> None:
+        (part,) = samples
+        rest = self._rest.get(rank, range(part.stop, part.stop))  # of the same lease: it follows
+        self._rest[rank] = range(part.start, rest.stop)
 
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         if count:

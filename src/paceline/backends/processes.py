@@ -17,7 +17,7 @@ from paceline.backends.mailbox import Mailbox
 from paceline.backends.replica import Replica
 from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
-from paceline.node import Gradient, Message, Work
+from paceline.node import GIVEN_UP, Gradient, Message, Work
 from paceline.record import Recorder
 from paceline.rules.learning_rate import AS_SET, StepScale
 from paceline.rules.memory import MemoryMeter
@@ -116,14 +116,25 @@ class ProcessNode(DrivenNode):
     # ---- learning
 
     def computed(self, began: float, count: int, samples: list[range]) -> Gradient:
-        """The gradient that the user's backward pass has just left."""
+        """The gradient that the user's backward pass has just left; empty if it was given up, and comes again."""
         self._bound_run_ahead()
         ended = self._now()
+        if self.over:
+            self._recorder.write("compute", self.rank, began, end=ended, samples=count)
+            self._recorder.write("discard", self.rank, ended, samples=count, reason=GIVEN_UP)
+            self.samples_computed += count
+            self.replica.drop_gradients()
+            return self.nothing()
         self._speed.see(count, ended - began)
         self._measure_memory(count)
         self._recorder.write("compute", self.rank, began, end=ended, samples=count)
         self.samples_computed += count
         return self.replica.take_gradients(count, samples)
+
+    @property
+    def over(self) -> bool:
+        """Whether the micro-batch that was asked for is no longer wanted."""
+        return self.until is not None and self._control.signalled(self.until)
 
     @property
     def portion(self) -> int:

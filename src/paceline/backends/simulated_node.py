@@ -13,7 +13,7 @@ from paceline.backends.watch import Watch
 from paceline.node import Gradient, Message, Node, Values, Work
 from paceline.rules.learning_rate import AS_SET, StepScale
 from paceline.rules.speed import Speedometer
-from paceline.simulator.cluster import WorkTimes
+from paceline.simulator.cluster import Cluster, WorkTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,26 +185,27 @@ class SimulatedNode(Node):
     """
 
     __slots__ = (
-        "_run", "answer", "at_most", "close", "collectives", "computing", "discarded", "empties", "ended", "finished",
-        "idle", "in_flight", "learner", "mailbox", "micro_batch", "out_of_data", "rank", "receivers", "rounds",
-        "samples_applied", "signals", "since", "speed", "state", "step", "ticket", "times", "unsent", "waits_for",
-        "watch", "world_size",
+        "_run", "answer", "at_most", "close", "collectives", "computing", "discarded", "due", "empties", "ended",
+        "finished", "idle", "in_flight", "learner", "mailbox", "micro_batch", "out_of_data", "rank", "receivers",
+        "rounds", "samples_applied", "signals", "since", "speed", "state", "step", "ticket", "times", "unsent", "until",
+        "waits_for", "watch", "world_size",
     )  # fmt: skip
 
     finished: bool
+    until: int | None
 
     def __init__(
         self,
         rank: int,
-        world_size: int,
+        cluster: Cluster,
         learner: Learner,
-        times: WorkTimes,
+        micro_batch: int,
         run: Theatre,
     ) -> None:
-        self.rank, self.world_size, self.learner = rank, world_size, learner
+        self.rank, self.world_size, self.learner = rank, cluster.workers, learner
         self.state: dict[str, Any] = {}
-        self.times, self._run = times, run
-        self.micro_batch = self.at_most = times.micro_batch
+        self.times, self._run = WorkTimes(cluster.durations(rank, lambda: self.rounds), micro_batch), run
+        self.micro_batch = self.at_most = micro_batch
         self.speed, self.watch = Speedometer(), Watch(rank, self.warn)
         self.step: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""
@@ -212,6 +213,8 @@ class SimulatedNode(Node):
         self.ended = self.finished = self.out_of_data = self.idle = False
         self.computing: Gradient | None = None
         """The micro-batch under way."""
+        self.due = inf
+        """When it ends: one that was given up leaves its end on the clock."""
         self.waits_for: SimulatedWork[Any] | None = None
         self.answer: Gradient | None = None
         """What to send in when the wait is over."""

@@ -25,9 +25,9 @@ from paceline.backends.standstill import standstill
 from paceline.backends.watch import NOISE_EVERY
 from paceline.control.signals import RoundSignals
 from paceline.errors import PacelineError
-from paceline.node import NEXT_GRADIENT, Gradient, Message, Work
+from paceline.node import GIVEN_UP, NEXT_GRADIENT, Gradient, Message, Work
 from paceline.simulator.clock import Clock
-from paceline.simulator.cluster import Cluster, WorkTimes
+from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Crash, FaultPlan
 from paceline.simulator.network import Traffic
 from paceline.simulator.trace import Trace
@@ -62,10 +62,7 @@ class VirtualRun(Theatre):
     ) -> None:
         self.clock, self.trace, self._on_applied = Clock(), trace, on_applied
         self._until = limits[1]
-        self.nodes = [
-            SimulatedNode(rank, cluster.workers, learner, WorkTimes(cluster.durations(rank), limits[0]), self)
-            for rank, learner in enumerate(learners)
-        ]
+        self.nodes = [SimulatedNode(rank, cluster, learner, limits[0], self) for rank, learner in enumerate(learners)]
         self._strategy, self._cluster, self._source = strategy, cluster, source
         self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.workers)
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
@@ -140,30 +137,50 @@ class VirtualRun(Theatre):
 
     def _start_micro_batch(self, node: SimulatedNode) -> None:
         now = self.clock.now
-        samples = self._source.take(node.rank, node.at_most) if now < self._until else None
+        over = now >= self._until or node.until in node.signals
+        samples = None if over else self._source.take(node.rank, node.at_most)
         if not samples:
             self._start_idling(node)
             return
         node.out_of_data, node.empties, self._empties = False, 0, 0
-        node.computing = gradient = node.learner.compute(samples)
-        node.since = now
+        if node.until is None:
+            gradient = node.learner.compute(samples)
+        else:  # computed when it is done, if it ever is: until then nothing moves this rank's parameters
+            gradient = Gradient(None, sum(map(len, samples)), samples)
+        node.computing, node.since = gradient, now
         seconds = node.times.seconds(gradient.count)
         end = now + seconds
         if node.rank in self._faults.touched:
             end = self._faults.end(node.rank, now, seconds)
+        node.due = end
         if end < inf:
             self.clock.at(end, self._micro_batch_ends, node)
 
     def _end_micro_batch(self, node: SimulatedNode) -> None:
         gradient = node.computing
-        if node.ended or gradient is None:  # it crashed meanwhile
+        if node.ended or gradient is None or self.clock.now != node.due:  # it crashed meanwhile, or was given up
             return
         node.computing = None
+        if node.until is not None:
+            gradient = node.learner.compute(gradient.samples)
         start, end, count = node.since, self.clock.now, gradient.count
         node.speed.see(count, end - start)
         node.unsent += count
         self.trace.compute(node.rank, start, end, count)
         self._advance(node, gradient)
+
+    def _give_up(self, node: SimulatedNode) -> None:
+        """The signal that ends the micro-batch under way has come: as much of it as was done was for nothing."""
+        gradient, now = node.computing, self.clock.now
+        if gradient is None or node.ended:
+            return
+        node.computing = None
+        if now > node.since:
+            done = int(gradient.count * (now - node.since) / (node.due - node.since))
+            self.trace.compute(node.rank, node.since, now, done)
+            self.trace.discard(node.rank, now, done, GIVEN_UP)
+        self._source.put_back(node.rank, gradient.samples)
+        self._advance(node, Gradient(None, 0))
 
     def _start_idling(self, node: SimulatedNode) -> None:
         """No data: an empty gradient, when the next thing in flight here arrives; at once if there is nothing."""
@@ -352,7 +369,9 @@ class VirtualRun(Theatre):
         round_number, reached = news
         for node in reached:
             node.signals.add(round_number)
-            if node.idle:
+            if node.until == round_number and node.computing is not None:
+                self._give_up(node)
+            elif node.idle:
                 self._wake((node, node.ticket))
 
     # ---- a strategy's mistakes

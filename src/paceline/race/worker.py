@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,19 +18,24 @@ from paceline.race.spec import RaceSpec
 from paceline.run.run import Run
 from paceline.workloads.workload import Workload
 
+LAYERS = 20
+LEAST_SLEEP = 0.001  # below it the machine is busy with waking up
+
 
 def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds: float) -> None:
     model = workload.build_model(spec.seed)
     with Run(strategy, seed=spec.seed) as run:
         cluster = spec.build_cluster(micro_batch_seconds)
-        device = EmulatedDevice(cluster.durations(run.rank), cluster.mean_seconds(run.rank), workload.micro_batch)
+        durations = cluster.durations(run.rank, lambda: run.node.rounds)
+        mean = cluster.mean_seconds(run.rank)
+        device = EmulatedDevice(durations, mean, workload.micro_batch, sleep=lambda rest: heedful_sleep(run, rest))
         loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
         if run.rank == 0:
             run.after_round(lambda: snapshots.look(run.node.now(), run.node.samples_applied, run.node.parameters))
         for batch in loader:
-            with device.micro_batch(len(batch[1])):
+            with run.abortable(), device.micro_batch(len(batch[1])):
                 optimizer.zero_grad()
                 workload.loss(model, batch).backward()
             optimizer.step()
@@ -38,6 +44,15 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
             torch.set_num_threads(os.cpu_count() or 1)  # the race is over: the cores are free
             for t, samples, metric, loss in snapshots.evaluate():
                 run.report(metric, loss, t=t, samples=samples)
+
+
+def heedful_sleep(run: Run, seconds: float) -> None:
+    """What a device would still need, which looks for signals as often as a model of many layers does."""
+    until = time.perf_counter() + seconds
+    step = seconds if run.node.until is None else max(seconds / LAYERS, LEAST_SLEEP)
+    while (left := until - time.perf_counter()) > 0:
+        run.heed()
+        time.sleep(min(left, step))
 
 
 def main() -> None:

@@ -107,7 +107,9 @@ class Loader:
         self._batches = DataLoader(dataset, batch_sampler=cast(Any, self._sampler), **options)
         self._iterator: Iterator[Any] | None = None
         self._deadline = float("inf")
-        self._pending: list[range] = []
+        self._pending: list[tuple[range, Any]] = []  # positions, and the batch in case that it comes again
+        self._taken: list[tuple[range, Any]] = []
+        self._ready: deque[tuple[range, Any]] = deque()
         self.fetched_at = 0.0
         self.epoch = 0
         self.iterate: Callable[[], Iterator[Any]] = self._not_ready
@@ -132,20 +134,30 @@ class Loader:
     def next_batch(self) -> Any | None:
         """The next micro-batch, or None when there is nothing to take now. It looks just before it says None: with
         workers of its own a DataLoader has asked long ago, and leases may have come back since."""
+        if not self._ready and not self._fetch():
+            return None
+        positions, batch = self._ready.popleft()
+        self._pending.append((positions, batch))
+        self.epoch = positions.start // self.samples
+        return batch
+
+    def _fetch(self) -> bool:
         while True:
             if self._iterator is None:
                 if not self._sampler.look_ahead():
-                    return None
+                    return False
                 self._iterator = iter(self._batches)
             try:
                 batch = next(self._iterator)
                 break
             except StopIteration:
                 self._iterator = None
-        positions = self._sampler.taken.popleft()
-        self._pending.append(positions)
-        self.epoch = positions.start // self.samples
-        return batch
+        self._ready.append((self._sampler.taken.popleft(), batch))
+        return True
+
+    def repeat(self) -> None:
+        """What was taken last was for nothing: the same micro-batches come again."""
+        self._ready.extendleft(reversed(self._taken))
 
     @property
     def has_pending(self) -> bool:
@@ -155,13 +167,15 @@ class Loader:
     def take_pending(self, keep_newest: bool = False) -> list[range]:
         """The positions of the micro-batches handed out since the last call; the newest may stay pending."""
         cut = max(0, len(self._pending) - keep_newest)
-        taken, self._pending = self._pending[:cut], self._pending[cut:]
-        return taken
+        self._taken, self._pending = self._pending[:cut], self._pending[cut:]
+        return [positions for positions, _ in self._taken]
 
     def left_over(self) -> list[range]:
         """Fetched ahead but never used: to be given back."""
         self._iterator = None
-        return self._sampler.left_over()
+        again = [positions for positions, _ in self._ready]
+        self._ready.clear()
+        return again + self._sampler.left_over()
 
 
 def checked_length(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ from paceline.errors import PacelineError, print_as_paragraph
 from paceline.launch.surroundings import Surroundings
 from paceline.run import checkpoint as checkpoints
 from paceline.run.checkpoint import Checkpoint
+from paceline.run.giving_up import Abortable
 from paceline.run.loader import Loader
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
@@ -72,6 +74,7 @@ class Run:
         self._loader: Loader | None = None
         self._rank: Rank | None = None
         self._driver: Driver | None = None
+        self._abortable: Abortable | None = None
         self._resumed = Checkpoint()
         self._after_round: list[Callable[[], None]] = []
         self._buffers_averaged_at = -1
@@ -128,6 +131,8 @@ class Run:
                 self._rank.close("" if error is None else f"{type(error).__name__}: {error}")
             if self._rates is not None:
                 self._rates.give_back()
+            if self._abortable is not None:
+                self._abortable.remove()
             self.surroundings.close()
 
     # ---- what the user makes
@@ -193,6 +198,20 @@ class Run:
         if not isinstance(samples, int) or samples < 1:
             raise PacelineError(f"every={every!r} is neither 'epoch' nor a number of samples above zero.")
         rates.drive(scheduler, samples)
+
+    def abortable(self) -> AbstractContextManager[None]:
+        """Around the forward and the backward pass: a strategy that gives micro-batches up (`non-blocking`) may then do
+        so between two layers, not only when they are through. `optimizer.step()` follows outside, as ever."""
+        if self.node.until is None:
+            return nullcontext()
+        if self._abortable is None:
+            self._abortable = Abortable(self.node.replica.model, lambda: self.node.over)
+        return self._abortable.micro_batch()
+
+    def heed(self) -> None:
+        """Leave `abortable()` if the micro-batch is given up: for a layer that takes long by itself."""
+        if self._abortable is not None:
+            self._abortable.look()
 
     def after_round(self, callback: Callable[[], None]) -> None:
         """Call this after every round, when all ranks hold the same parameters."""
@@ -311,7 +330,10 @@ class Run:
         assert self._rates is not None
         self._rates.before_step(len(samples))
         count = sum(len(positions) for positions in samples)
-        self._driver.give(self.node.computed(self._loader.fetched_at, count, samples))
+        gradient = self.node.computed(self._loader.fetched_at, count, samples)
+        if not gradient.count:  # given up
+            self._loader.repeat()
+        self._driver.give(gradient)
 
     def _say_called(self) -> None:
         self.node.scheduler_called = True

@@ -6,12 +6,12 @@ draws its jitter from a stream of its own, made from (seed, rank): what happens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.simulator.checks import WrongValueError, number, whole
 from paceline.simulator.faults import Fault, check_ranks
-from paceline.simulator.jitter import Constant, Jitter, Trace, read_trace
+from paceline.simulator.jitter import Constant, Jitter, SlowRounds, Trace, read_trace
 from paceline.simulator.network import Network
 from paceline.simulator.topology import Topology
 
@@ -143,8 +143,17 @@ class Cluster:
         """What all devices together compute when nobody waits: the physical limit."""
         return sum(device.speed for device in self.devices) / self.micro_batch_seconds
 
-    def durations(self, rank: int) -> Iterator[float]:
-        """Seconds of the rank's first, second, … micro-batch, without faults."""
-        mean = self.mean_seconds(rank)
-        for factors in self.devices[rank].jitter.blocks(self.seed, rank):
-            yield from (mean * factors).tolist()
+    def durations(self, rank: int, round_of: Callable[[], int] = lambda: 0) -> Iterator[float]:
+        """Seconds of the rank's first, second, … micro-batch, without faults.
+
+        Args:
+            rank: whose.
+            round_of: tells the round that the rank is in when its next micro-batch begins.
+        """
+        mean, jitter = self.mean_seconds(rank), self.devices[rank].jitter
+        for factors in jitter.blocks(self.seed, rank):
+            seconds: list[float] = (mean * factors).tolist()
+            if isinstance(jitter, SlowRounds):
+                yield from (each * jitter.in_round(self.seed, rank, round_of()) for each in seconds)
+            else:
+                yield from seconds

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from paceline.rules.chance import chance
 from paceline.simulator.checks import WrongValueError, number
 
 Floats = NDArray[np.float64]
@@ -127,6 +128,30 @@ class SlowDowns(Jitter):
 
 
 @dataclass(frozen=True)
+class SlowRounds(Jitter):
+    """Now and then a device is slow for a whole round, whatever the strategy makes of that: few micro-batches or all of
+    a batch. Of mean 1 over rounds.
+
+    Args:
+        factor: so many times slower than else.
+        probability: of each round's.
+    """
+
+    factor: float
+    probability: float
+    kind: ClassVar[str] = "slow-rounds"
+
+    def __post_init__(self) -> None:
+        SlowDowns(self.factor, self.probability)  # the same can be wrong
+
+    def blocks(self, seed: int, rank: int) -> Iterator[Floats]:
+        return repeat(np.full(BLOCK, 1 / (1 + (self.factor - 1) * self.probability)))
+
+    def in_round(self, seed: int, rank: int, round_number: int) -> float:
+        return self.factor if chance("slow-rounds", seed, rank, round_number) < self.probability else 1.0
+
+
+@dataclass(frozen=True)
 class Drift(Jitter):
     """Slow wandering, AR(1): after a slow micro-batch the next is probably slow too, as on real machines.
 
@@ -222,5 +247,5 @@ def _times_by_worker(rows: csv.DictReader[str], where: str) -> tuple[tuple[float
 
 
 KINDS: dict[str, type[Jitter]] = {
-    each.kind: each for each in (Constant, LogNormal, Exponential, Pareto, SlowDowns, Drift, Trace)
+    each.kind: each for each in (Constant, LogNormal, Exponential, Pareto, SlowDowns, SlowRounds, Drift, Trace)
 }

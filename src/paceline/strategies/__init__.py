@@ -10,12 +10,25 @@ from paceline.strategies.abs_sgd import AbsSgd
 from paceline.strategies.all_reduce import AllReduce
 from paceline.strategies.balanced import Balanced
 from paceline.strategies.local_sgd import LocalSgd
+from paceline.strategies.non_blocking import NonBlocking
 from paceline.strategies.rennala import Rennala
 from paceline.strategies.strategy import Strategy
 
-STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in (AllReduce, Balanced, LocalSgd, Rennala, AbsSgd)}
+KINDS = (AllReduce, Balanced, LocalSgd, Rennala, AbsSgd, NonBlocking)
+STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in KINDS}
 
-__all__ = ["STRATEGIES", "AbsSgd", "AllReduce", "Balanced", "LocalSgd", "Rennala", "Strategy", "create", "options"]
+__all__ = [
+    "STRATEGIES",
+    "AbsSgd",
+    "AllReduce",
+    "Balanced",
+    "LocalSgd",
+    "NonBlocking",
+    "Rennala",
+    "Strategy",
+    "create",
+    "options",
+]
 
 
 def create(text: str) -> Strategy:
