@@ -466,6 +466,27 @@ def train_probed(samples: int, epochs: int) -> Facts:
     return diary.facts()
 
 
+def train_given_up(samples: int, abortable: bool, waits: int) -> Facts:
+    """Rank 1 waits in the middle of its first micro-batches until they are no longer wanted."""
+    model = linear()
+    with paceline.Run("non-blocking:mini_batches=2") as run:
+        loader = run.loader(Points(samples), micro_batch=4, epochs=1)
+        driven = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        diary, through, waited = Diary(run), 0, 0
+        for indices, x, y in loader:
+            diary.given(loader, indices)
+            with run.abortable() if abortable else contextlib.nullcontext():
+                driven.zero_grad()
+                if run.rank == 1 and waited < waits:
+                    waited += 1
+                    while not run.node.over:
+                        time.sleep(0.001)
+                squared_error(model, x, y).backward()
+                through += 1
+            driven.step()
+    return diary.facts(through=through, waited=waited)
+
+
 def train_looking(strategy: str, samples: int) -> Facts:
     """What `run.model_state()` says in the middle of training, and where the model really is then."""
     model = linear()

@@ -171,10 +171,8 @@ class VirtualRun(Theatre):
 
     def _give_up(self, node: SimulatedNode) -> None:
         """The signal that ends the micro-batch under way has come: as much of it as was done was for nothing."""
-        gradient, now = node.computing, self.clock.now
-        if gradient is None or node.ended:
-            return
-        node.computing = None
+        gradient, now, node.computing = node.computing, self.clock.now, None
+        assert gradient is not None
         if now > node.since:
             done = int(gradient.count * (now - node.since) / (node.due - node.since))
             self.trace.compute(node.rank, node.since, now, done)
@@ -369,7 +367,7 @@ class VirtualRun(Theatre):
         round_number, reached = news
         for node in reached:
             node.signals.add(round_number)
-            if node.until == round_number and node.computing is not None:
+            if node.until == round_number and node.computing is not None and not node.ended:
                 self._give_up(node)
             elif node.idle:
                 self._wake((node, node.ticket))
