@@ -5,7 +5,7 @@
 (5, 0.25, 'ring', 5)
 
 Every key but `micro_batch_seconds` and the devices may be left out. Times are in seconds, the bandwidth in bytes a
-second. Kinds of jitter: constant, log-normal (sigma), exponential, pareto (shape), slow-downs (factor,
+second. Kinds of jitter: constant, log-normal (sigma), exponential, pareto (shape), slow-downs and slow-rounds (factor,
 probability), drift (correlation, spread), trace (file: a csv, found from the folder of the cluster file). Kinds of
 faults: crash, hang, slow-down, partition, late-join. Graphs: a name (ring, torus, exponential, complete, star,
 erdos-renyi with probability and seed) or edges, and if need be matchings: lists of edges.
