@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from parts.cells import CLUSTERS, cluster_of
@@ -39,7 +40,7 @@ PATIENCE = 1.25  # while tuning, a rate is given up when it needs so many times 
 OURS = "abs-sgd"
 CURES = ("anticipate", "acco", "extrapolate", "none")
 SPEED_STRATEGIES = ("all-reduce", "balanced", "abs-sgd --paper", "abs-sgd")
-SPEED_RUNS, SPEED_SECONDS = 3, 20.0
+SPEED_RUNS, SPEED_SECONDS, LONG_MICRO_BATCH = 3, 20.0, 0.2
 METHODS = {  # how a method is called in the tables: among what it is tuned; @8 is a micro-batch of 8 instead of 32
     "all-reduce (DDP)": ("all-reduce", "all-reduce@8"),
     "balanced": ("balanced", "balanced@8"),
@@ -264,19 +265,28 @@ def delay(comparison: Comparison) -> None:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Share of ideal and of the limit on real processes, speeds 1, 1, ½, ¼."""
+    """Share of ideal and of the limit on real processes, speeds 1, 1, ½, ¼; then with micro-batches as long as a large
+    model's, which a round's cost of a millisecond or two weighs less against."""
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; {SPEED_RUNS} races of {SPEED_SECONDS:g} s")
-    shares: dict[str, list[tuple[float, float | None]]] = {}
-    with tempfile.TemporaryDirectory() as out:
-        for seed in range(SPEED_RUNS):
-            spec = RaceSpec(strategies=SPEED_STRATEGIES, speeds=(1.0, 1.0, 0.5, 0.25), seconds=SPEED_SECONDS, seed=seed)
-            for result in run_race(spec, Path(out))["results"]:
-                both = result["share_of_ideal"], result["limit"]["share"]
-                shares.setdefault(result["strategy"], []).append(both)
-    for strategy, found in shares.items():
-        ideal = " ".join(f"{each:.3f}" for each, _ in found)
-        of_limit = " ".join("–" if each is None else f"{each:.2f}" for _, each in found)
-        print(f"{strategy:24} share of ideal {ideal}   of limit {of_limit}")
+    for strategies, seconds in ((SPEED_STRATEGIES, None), (SPEED_STRATEGIES[2:], LONG_MICRO_BATCH)):
+        spec = RaceSpec(
+            strategies=strategies, speeds=(1.0, 1.0, 0.5, 0.25), seconds=SPEED_SECONDS, micro_batch_seconds=seconds
+        )
+        found: dict[str, list[dict[str, Any]]] = {}
+        with tempfile.TemporaryDirectory() as out:
+            for seed in range(SPEED_RUNS):
+                for result in run_race(replace(spec, seed=seed), Path(out))["results"]:
+                    found.setdefault(result["strategy"], []).append(result)
+        print(f"micro-batches at speed 1: {'as short as the race makes them' if seconds is None else f'{seconds:g} s'}")
+        for strategy, results in found.items():
+            ideal = " ".join(f"{each['share_of_ideal']:.3f}" for each in results)
+            to_target = " ".join(_or_dash(each["time_to_target"], ".1f") for each in results)
+            of_limit = " ".join(_or_dash(each["limit"]["share"], ".2f") for each in results)
+            print(f"{strategy:24} share of ideal {ideal}   to target {to_target} s   of limit {of_limit}", flush=True)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def machine() -> list[str]:
