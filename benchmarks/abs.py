@@ -181,20 +181,21 @@ def cell_limit(comparison: Comparison, cell: Cell, found: Fit) -> Limit:
     return limit(speeds, found.noise_scale, cell.comm)
 
 
-def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | None]:
-    """The rows of a cell, and how many times sooner than the best baseline abs-sgd is there."""
+def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | None, dict[str, float]]:
+    """The rows of a cell, how many times sooner than the best baseline abs-sgd is there, and shares of the limit."""
     results = {name: comparison.method(cell, name) for name in comparison.options.methods}
     found = fitted(comparison, cell)
     least = cell_limit(comparison, cell, found)
     times = [each.seconds for name, each in results.items() if name in BASELINES and each.seconds is not None]
     best, ours = min(times, default=None), results[OURS].seconds if OURS in results else None
-    rows = []
+    rows, shares = [], {}
     for name, each in results.items():
         if each.seconds is None or each.samples is None:
             rows.append(f"| {name} | {each.strategy} | {each.lr:g} | not reached by every seed |||||||")
             continue
         hardware = each.samples / (least.speed * each.seconds)
         parts = split(least, hardware=hardware, batch=each.batch, samples=each.samples, least_steps=found.least_steps)
+        shares[name] = parts.share or 0.0
         rows.append(
             f"| {name} | {each.strategy} | {each.lr:g} | {each.seconds:.0f} ({each.spread[0]:.0f}–{each.spread[1]:.0f})"
             f" | {each.samples:.0f} | {each.batch:.0f} | {parts.share or 0:.2f} | {parts.hardware:.2f} |"
@@ -209,36 +210,49 @@ def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | 
     columns = (
         "| method | options | rate | time to target | samples | batch | of limit | hardware | batch | statistics |"
     )
-    return [heading, columns, "|" + "---|" * 10, *rows], sooner
+    return [heading, columns, "|" + "---|" * 10, *rows], sooner, shares
 
 
 def compare(comparison: Comparison) -> None:
     options = comparison.options
     factors: dict[tuple[str, float], list[float]] = {}
+    shares: dict[tuple[str, float], list[str]] = {}
     lines: list[str] = []
     for model in options.models:
         for optimizer in options.optimizers:
             for cluster in options.clusters:
                 for comm in options.comm:
-                    rows, sooner = report_cell(comparison, Cell(model, optimizer, cluster, comm))
+                    rows, sooner, of_limit = report_cell(comparison, Cell(model, optimizer, cluster, comm))
                     print("\n".join(rows), flush=True)
                     lines += rows
                     if sooner:
                         factors.setdefault((cluster, comm), []).append(sooner)
-    summary = ["| cluster | " + " | ".join(f"communication {comm:.0%}" for comm in options.comm) + " |"]
-    summary.append("|---" * (len(options.comm) + 1) + "|")
+                        best = max(share for name, share in of_limit.items() if name in BASELINES)
+                        shares.setdefault((cluster, comm), []).append(f"{of_limit[OURS]:.2f} ({best:.2f})")
+    told = {place: [f"{each:.2f}×" for each in found] for place, found in factors.items()}
+    summary = [*overview(options, told), means(options, factors)]
+    summary += ["", "Share of the limit of the cell, in brackets the best baseline's:", "", *overview(options, shares)]
+    (options.out / "comparison.md").write_text("\n".join([*machine(), "", *summary, *lines, ""]))
+    print("\n".join(summary))
+
+
+def overview(options: argparse.Namespace, found: dict[tuple[str, float], list[str]]) -> list[str]:
+    """One row a cluster, one column for each communication."""
+    rows = ["| cluster | " + " | ".join(f"communication {comm:.0%}" for comm in options.comm) + " |"]
+    rows.append("|---" * (len(options.comm) + 1) + "|")
     for cluster in options.clusters:
-        cells = [" ".join(f"{each:.2f}×" for each in factors.get((cluster, comm), [])) for comm in options.comm]
-        summary.append(f"| {cluster}: {CLUSTERS[cluster]} | " + " | ".join(cells) + " |")
+        cells = [" ".join(found.get((cluster, comm), [])) for comm in options.comm]
+        rows.append(f"| {cluster}: {CLUSTERS[cluster]} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def means(options: argparse.Namespace, factors: dict[tuple[str, float], list[float]]) -> str:
     unequal = [name for name in options.clusters if name != "equal"]
-    means = []
+    cells = []
     for comm in options.comm:
         all_here = [each for name in unequal for each in factors.get((name, comm), [])]
-        means.append(f"{statistics.mean(all_here):.2f}×" if all_here else "")
-    summary.append("| mean of the unequal | " + " | ".join(means) + " |")
-    text = "\n".join([*machine(), "", *summary, *lines, ""])
-    (options.out / "comparison.md").write_text(text)
-    print("\n".join(summary))
+        cells.append(f"{statistics.mean(all_here):.2f}×" if all_here else "")
+    return "| mean of the unequal | " + " | ".join(cells) + " |"
 
 
 def delay(comparison: Comparison) -> None:
