@@ -186,7 +186,7 @@ def driver_alone(rounds: int) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     data = TensorDataset(torch.randn(64 * 400, 256), torch.randint(10, (64 * 400,)))
     inside, whole = Stopwatch(), Stopwatch()
-    for name in ("all_reduce", "apply", "suspended", "waited", "now"):
+    for name in ("all_reduce", "apply", "look_ahead", "suspended", "spent", "waited", "now"):
         inside.around(ProcessNode, name)
     inside.around(CollectiveWork, "result")
     inside.around(CollectiveWork, "wait")

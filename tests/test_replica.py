@@ -9,7 +9,7 @@ import torch
 from pytest import approx
 from torch import nn
 
-from paceline.backends.replica import FlatSum, FreshGradient, Replica
+from paceline.backends.replica import FlatSum, FreshGradient, Replica, in_shape
 from paceline.errors import PacelineError
 from paceline.node import Gradient
 from paceline.rules.noise import estimate
@@ -73,6 +73,32 @@ def test_only_what_the_optimizer_moves_is_flat():
 def test_the_description_names_shapes_and_dtypes():
     described = replica_of(Two(torch.bfloat16)).describe()
     assert described == [["matrix", [2, 2], "bfloat16", [2, 1]], ["vector", [3], "bfloat16", [1]]]
+
+
+def test_a_memory_format_stays_and_changes_no_number():
+    """channels_last is what makes convolutions fast: a replica must not undo it."""
+
+    def trained(memory_format):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).to(memory_format=memory_format)
+        replica, x = replica_of(model), torch.randn(5, 3, 8, 8)
+        for _ in range(3):
+            model(x).square().mean().backward()
+            replica.apply(replica.take_gradients(5, [range(5)]))
+        return model, replica
+
+    plain, last = trained(torch.contiguous_format), trained(torch.channels_last)
+    assert all(
+        model[0].weight.is_contiguous(memory_format=form)
+        for (model, _), form in ((plain, torch.contiguous_format), (last, torch.channels_last))
+    )
+    first = last[0][0].weight
+    assert first.data_ptr() == last[1].parameters.data_ptr(), "it still lies in the buffer"
+    for one, other in zip(plain[0].parameters(), last[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    views = in_shape(last[1].parameters, list(last[0].parameters()))
+    assert all(torch.equal(view, p) for view, p in zip(views, last[0].parameters(), strict=True))
+    assert last[1].describe()[0][3] != plain[1].describe()[0][3], "ranks that lay them out differently must not add up"
 
 
 def test_tied_parameters_lie_in_the_buffer_once():

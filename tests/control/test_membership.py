@@ -41,6 +41,10 @@ def arrived(*descriptions):
             {"parameters": [["fc.weight", [10, 32], "float32", [32, 1]], ["fc.bias", [10], "bfloat16", [1]]]},
             "parameter fc.bias is bfloat16 on rank 1 but float32 on rank 0",
         ),
+        (
+            {"parameters": [["fc.weight", [10, 32], "float32", [1, 10]], ["fc.bias", [10], "float32", [1]]]},
+            r"parameter fc.weight lies in memory with strides \(1, 10\) on rank 1 but \(32, 1\) on rank 0",
+        ),
         ({"parameters": RUN["parameters"][:1]}, "only rank 0 has a parameter fc.bias; rank 1 has none"),
         ({"parameters": [*RUN["parameters"], ["more", [1], "float32", [1]]]}, "only rank 1 has a parameter more"),
         ({"parameters": RUN["parameters"][::-1]}, "fc.bias on rank 1 stands where fc.weight stands on rank 0"),
