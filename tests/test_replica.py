@@ -522,8 +522,10 @@ def test_gradients_too_large_for_their_square_tell_no_noise_and_are_still_used()
 def test_learning_rate_and_momentum_are_the_optimizers(make, momentum, adaptive):
     model = Two()
     replica = Replica(model, make(model.parameters()))
-    assert replica.learning_rate == 0.5 and replica.momentum == momentum and replica.adaptive == adaptive
-    assert replica.nesterov == (momentum == 0.9 and not adaptive)
+    assert (
+        replica.steps.learning_rate == 0.5 and replica.steps.momentum == momentum and replica.steps.adaptive == adaptive
+    )
+    assert replica.steps.nesterov == (momentum == 0.9 and not adaptive)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 
 if TYPE_CHECKING:  # the command line and the timing-only simulator must not pay for importing torch
     from torch import Tensor
@@ -169,23 +169,8 @@ class Node(ABC):
 
     @property
     @abstractmethod
-    def learning_rate(self) -> float:
-        """The user's optimizer's present learning rate (of its first group)."""
-
-    @property
-    @abstractmethod
-    def momentum(self) -> float:
-        """How much of the last step the user's optimizer keeps (momentum, Adam's first beta); 0.0 for none."""
-
-    @property
-    @abstractmethod
-    def nesterov(self) -> bool:
-        """Whether its momentum is Nesterov's."""
-
-    @property
-    @abstractmethod
-    def adaptive(self) -> bool:
-        """Whether the user's optimizer divides by the gradient's size, as Adam does."""
+    def steps(self) -> Steps:
+        """How the user's optimizer makes its steps: learning rate, momentum, and of which kind they are."""
 
     @property
     @abstractmethod

@@ -268,9 +268,9 @@ class BackendProbe(Strategy):
         assert len(set(noise)) == 1, f"the ranks know different noise scales: {noise}"
 
     async def _looking_ahead(self, node: Node) -> None:
-        assert not node.momentum and not node.adaptive, "the probe knows the steps of plain SGD only"
+        assert not node.steps.momentum and not node.steps.adaptive, "the probe knows the steps of plain SGD only"
         batch = await node.gradient()
-        start, count, rate = node.parameters.clone(), batch.count, node.learning_rate
+        start, count, rate = node.parameters.clone(), batch.count, node.steps.learning_rate
         node.look_ahead(batch)
         ahead = node.parameters.clone()
         assert batch.count == count and batch.values is not None, "to look ahead does not use the gradient up"
@@ -285,7 +285,7 @@ class BackendProbe(Strategy):
         expected = start - 2 * rate / total.count * total.values.tensor()
         node.apply(total, StepScale(2.0))
         torch.testing.assert_close(node.parameters, expected, rtol=1e-4, atol=1e-6)
-        assert node.learning_rate == rate, "another scale holds for one step"
+        assert node.steps.learning_rate == rate, "another scale holds for one step"
         await self._same_parameters(node)
         node.apply(await node.all_reduce(late))
 
@@ -315,7 +315,7 @@ class BackendProbe(Strategy):
             node.warn(WARNED)
 
     async def _two_rounds_in_a_step(self, node: Node) -> None:
-        start, rate = node.parameters.clone(), node.learning_rate
+        start, rate = node.parameters.clone(), node.steps.learning_rate
         first = node.all_reduce(await node.gradient(), note=1.0)
         second = node.all_reduce(await node.gradient(), note=2.0)
         total, later = await first, await second

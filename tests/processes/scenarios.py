@@ -95,7 +95,7 @@ class Diary:
     def _after_round(self) -> None:
         node = self._run.node
         self.parameters.append(fingerprint(node.parameters))
-        self.rates.append((node.samples_applied, node.learning_rate))
+        self.rates.append((node.samples_applied, node.steps.learning_rate))
 
     def given(self, loader: Loader, indices: Tensor) -> None:
         self.seen += [(loader.epoch, index) for index in indices.tolist()]
@@ -341,7 +341,7 @@ def train_saving(
                 if not diary.seen:
                     state = {name: tensor.tolist() for name, tensor in run.model_state().items()}
                     momenta = [inner.state[p]["momentum_buffer"].tolist() for p in model.parameters() if inner.state[p]]
-                    found["start"] = {"model": state, "momenta": momenta, "lr": run.node.learning_rate}
+                    found["start"] = {"model": state, "momenta": momenta, "lr": run.node.steps.learning_rate}
                     found["start_applied"] = run.node.samples_applied
                 diary.given(loader, indices)
                 driven.zero_grad()

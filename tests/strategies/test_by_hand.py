@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.node import NEXT_GRADIENT, Gradient, Node, Work
-from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.strategies import AbsSgd, AllReduce, Balanced
 
 
@@ -44,7 +44,7 @@ class InHand(Work[Any]):
 class HandNode(Node):
     """A node whose every answer the test gives; a log tells what the strategy asked."""
 
-    divisible, adaptive, nesterov, noise_scale = True, False, False, None
+    divisible, noise_scale = True, None
     seconds_per_sample, overhead_samples = 1.0, 0.0
 
     def __init__(self, world_size: int = 2, micro_batch: int = 8, momentum: float = 0.0) -> None:
@@ -83,12 +83,8 @@ class HandNode(Node):
         return self.w
 
     @property
-    def learning_rate(self) -> float:
-        return self.rate
-
-    @property
-    def momentum(self) -> float:
-        return self.beta
+    def steps(self) -> Steps:
+        return Steps(learning_rate=self.rate, momentum=self.beta)
 
     def warn(self, text: str) -> None:
         self.log.append(text)

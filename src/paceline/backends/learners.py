@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.control.ledger import Ledger
 from paceline.errors import PacelineError
 from paceline.node import Gradient, Values
-from paceline.rules.learning_rate import StepScale
+from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
 if TYPE_CHECKING:
@@ -32,16 +32,7 @@ class Learner(Protocol):
     def parameters(self) -> Tensor: ...
 
     @property
-    def learning_rate(self) -> float: ...
-
-    @property
-    def momentum(self) -> float: ...
-
-    @property
-    def nesterov(self) -> bool: ...
-
-    @property
-    def adaptive(self) -> bool: ...
+    def steps(self) -> Steps: ...
 
     @property
     def divisible(self) -> bool: ...
@@ -89,10 +80,7 @@ class TimingLearner:
     """
 
     nbytes: int = 4_000_000
-    learning_rate: float = 0.0
-    momentum: float = 0.0
-    nesterov: bool = False
-    adaptive: bool = False
+    steps: Steps = Steps()  # noqa: RUF009  (a frozen value)
     divisible: bool = True
     noise: NoiseScale = field(default_factory=NoiseScale)
 

@@ -19,7 +19,7 @@ from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
 from paceline.node import GIVEN_UP, Gradient, Message, Work
 from paceline.record import Recorder
-from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.memory import MemoryMeter
 from paceline.rules.speed import Speedometer
 
@@ -165,7 +165,7 @@ class ProcessNode(DrivenNode):
         self.suspended()  # two rounds may be applied without a pause between them: the first is over now
         norm = self.replica.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
-            self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.learning_rate)
+            self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.steps.learning_rate)
             self._round_applied(gradient)
         elif not isfinite(norm):
             self._watch.non_finite(gradient.count, self.rounds)
@@ -183,7 +183,7 @@ class ProcessNode(DrivenNode):
         self.suspended()
         self.replica.adopt(total)
         assert isinstance(total, RoundTotal)
-        self._watch.see(self.rounds, 0.0, total.count, total.working, self.replica.learning_rate)
+        self._watch.see(self.rounds, 0.0, total.count, total.working, self.replica.steps.learning_rate)
         self._round_applied(total)
 
     def _round_applied(self, total: RoundTotal) -> None:
@@ -213,20 +213,8 @@ class ProcessNode(DrivenNode):
         return self.replica.parameters
 
     @property
-    def learning_rate(self) -> float:
-        return self.replica.learning_rate
-
-    @property
-    def momentum(self) -> float:
-        return self.replica.momentum
-
-    @property
-    def nesterov(self) -> bool:
-        return self.replica.nesterov
-
-    @property
-    def adaptive(self) -> bool:
-        return self.replica.adaptive
+    def steps(self) -> Steps:
+        return self.replica.steps
 
     @property
     def divisible(self) -> bool:

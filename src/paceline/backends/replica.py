@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.backends.trial import OptimizerTrial, scaled
 from paceline.errors import PacelineError
 from paceline.node import Gradient
-from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
 TRAILER = 4  # count of samples, number of ranks with data left, squared norm of the sum, squared count
@@ -339,23 +339,15 @@ class Replica:
     # ---- what strategies ask about the optimizer
 
     @property
-    def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @property
-    def momentum(self) -> float:
-        group = self.optimizer.param_groups[0]
-        return float(group.get("momentum", 0.0)) or float(group.get("betas", (0.0,))[0])
-
-    @property
-    def nesterov(self) -> bool:
-        return bool(self.optimizer.param_groups[0].get("nesterov", False))
-
-    @property
-    def adaptive(self) -> bool:
+    def steps(self) -> Steps:
         """torch's SGD and those written after it know dampening or Nesterov momentum; the others normalise."""
         group = self.optimizer.param_groups[0]
-        return "dampening" not in group and "nesterov" not in group
+        return Steps(
+            learning_rate=float(group["lr"]),
+            momentum=float(group.get("momentum", 0.0)) or float(group.get("betas", (0.0,))[0]),
+            nesterov=bool(group.get("nesterov", False)),
+            adaptive="dampening" not in group and "nesterov" not in group,
+        )
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:

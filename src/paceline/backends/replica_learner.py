@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.backends.replica import FlatSum, Replica
 from paceline.control.ledger import order
 from paceline.node import Gradient
-from paceline.rules.learning_rate import StepScale
+from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
 BackwardPass = Callable[[nn.Module, NDArray[np.int64]], object]
@@ -47,20 +47,8 @@ class ReplicaLearner:
         return self.replica.parameters
 
     @property
-    def learning_rate(self) -> float:
-        return self.replica.learning_rate
-
-    @property
-    def momentum(self) -> float:
-        return self.replica.momentum
-
-    @property
-    def nesterov(self) -> bool:
-        return self.replica.nesterov
-
-    @property
-    def adaptive(self) -> bool:
-        return self.replica.adaptive
+    def steps(self) -> Steps:
+        return self.replica.steps
 
     @property
     def divisible(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from paceline.backends.learners import Learner
 from paceline.backends.watch import Watch
 from paceline.node import Gradient, Message, Node, Values, Work
-from paceline.rules.learning_rate import AS_SET, StepScale
+from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.speed import Speedometer
 from paceline.simulator.cluster import Cluster, WorkTimes
 
@@ -233,7 +233,7 @@ class SimulatedNode(Node):
         self._run.round_over(self)
         norm = self.learner.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
-            self.watch.see(self.rounds, norm, gradient.count, gradient.working, self.learner.learning_rate)
+            self.watch.see(self.rounds, norm, gradient.count, gradient.working, self.learner.steps.learning_rate)
             self._run.round_applied(self, gradient)
         elif not isfinite(norm):
             self.watch.non_finite(gradient.count, self.rounds)
@@ -254,7 +254,7 @@ class SimulatedNode(Node):
         self._run.round_over(self)
         self.learner.adopt(total)
         assert isinstance(total, RoundTotal)
-        self.watch.see(self.rounds, 0.0, total.count, total.working, self.learner.learning_rate)
+        self.watch.see(self.rounds, 0.0, total.count, total.working, self.learner.steps.learning_rate)
         self._run.round_applied(self, total)
 
     @property
@@ -262,20 +262,8 @@ class SimulatedNode(Node):
         return self.learner.parameters
 
     @property
-    def learning_rate(self) -> float:
-        return self.learner.learning_rate
-
-    @property
-    def momentum(self) -> float:
-        return self.learner.momentum
-
-    @property
-    def nesterov(self) -> bool:
-        return self.learner.nesterov
-
-    @property
-    def adaptive(self) -> bool:
-        return self.learner.adaptive
+    def steps(self) -> Steps:
+        return self.learner.steps
 
     @property
     def divisible(self) -> bool:

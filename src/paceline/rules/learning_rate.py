@@ -19,6 +19,23 @@ RULES = ("auto", "linear", "sqrt", "adascale", "none")
 
 
 @dataclass(frozen=True)
+class Steps:
+    """How the user's optimizer makes its steps, by its first parameter group.
+
+    Args:
+        learning_rate: the present one.
+        momentum: how much of the last step it keeps (momentum, Adam's first beta); 0.0 for none.
+        nesterov: whether the momentum is Nesterov's.
+        adaptive: whether it divides by the gradient's size, as Adam does.
+    """
+
+    learning_rate: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    adaptive: bool = False
+
+
+@dataclass(frozen=True)
 class StepScale:
     """How one step departs from what the user's optimizer is set to.
 

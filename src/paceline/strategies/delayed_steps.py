@@ -41,7 +41,7 @@ class DelayedSteps:
     def __init__(self, options: AbsSgd, node: Node) -> None:
         self._node, self._options = node, options
         self.cure = "anticipate" if options.delay_cure == "auto" else options.delay_cure
-        automatic = "sqrt" if node.adaptive else "linear"
+        automatic = "sqrt" if node.steps.adaptive else "linear"
         self._rule = automatic if options.lr_rule == "auto" else options.lr_rule
         self._reference = options.reference_batch or node.world_size * node.micro_batch
         self._largest_scale = options.max_lr_scale if options.reference_batch else 1.0  # nobody said that more would do
@@ -70,7 +70,7 @@ class DelayedSteps:
             self.scale = self._scale_for(total.count)
             self._others = total.count / self._own if self._own else self._others
         self._guard(total)
-        if self.cure == "extrapolate" and node.momentum and total.values is not None and total.count:
+        if self.cure == "extrapolate" and node.steps.momentum and total.values is not None and total.count:
             self._apply_extrapolated(total)
         else:
             node.apply(total, self.scale)
@@ -87,7 +87,7 @@ class DelayedSteps:
         node = self._node
         before = node.parameters.clone()
         node.apply(total, self.scale)
-        step, rate = before.sub_(node.parameters), node.learning_rate * self.scale.learning_rate
+        step, rate = before.sub_(node.parameters), node.steps.learning_rate * self.scale.learning_rate
         if node.state.get("learning_rate"):  # a step at rate zero (a warm-up) shows no direction
             extrapolate_(node.parameters, step, node.state["last_step"], rate / node.state["learning_rate"])
         node.state["last_step"], node.state["learning_rate"] = step, rate
@@ -97,21 +97,21 @@ class DelayedSteps:
         node = self._node
         self._steps += 1
         place = self._steps % PROBE_EVERY
-        if not self._guards or node.rank or node.adaptive or total.values is None or not total.count:
+        if not self._guards or node.rank or node.steps.adaptive or total.values is None or not total.count:
             return  # the other ranks would find the same
         if place < PROBE_ROUNDS:
             self._probe.see(node.parameters, total.values.tensor() / total.count)
         else:
             self._probe.forget()
-        reached = node.learning_rate * self.scale.learning_rate * self._probe.curvature
-        limit = largest_stable(node.momentum, self.cure, node.nesterov)
+        reached = node.steps.learning_rate * self.scale.learning_rate * self._probe.curvature
+        limit = largest_stable(node.steps.momentum, self.cure, node.steps.nesterov)
         if reached > limit:
             self._guards = False
-            synchronous = largest_stable(node.momentum, "synchronous", node.nesterov)
+            synchronous = largest_stable(node.steps.momentum, "synchronous", node.steps.nesterov)
             node.warn(
-                f"The steps are in the unstable region: the learning rate {node.learning_rate:g} (times "
+                f"The steps are in the unstable region: the learning rate {node.steps.learning_rate:g} (times "
                 f"{self.scale.learning_rate:.2g} for the batch) and the curvature {self._probe.curvature:.3g} measured "
-                f"along the path give {reached:.2g}; one round late, with momentum {node.momentum:g} and "
+                f"along the path give {reached:.2g}; one round late, with momentum {node.steps.momentum:g} and "
                 f"delay_cure={self.cure}, at most {limit:.2g} is stable (synchronous: {synchronous:.2g}). Take "
-                f"delay_cure=anticipate, or a learning rate below {node.learning_rate * limit / reached:.2g}."
+                f"delay_cure=anticipate, or a learning rate below {node.steps.learning_rate * limit / reached:.2g}."
             )

@@ -71,7 +71,7 @@ class Rennala(Strategy):
             round_number += 1
 
     def step(self, node: Node, total: Gradient) -> None:
-        rule = self.lr_rule if self.lr_rule != "auto" else "sqrt" if node.adaptive else "linear"
+        rule = self.lr_rule if self.lr_rule != "auto" else "sqrt" if node.steps.adaptive else "linear"
         reference = self.reference_batch or node.world_size * node.micro_batch
         largest = LARGEST_SCALE if self.reference_batch else 1.0  # nobody said that more would do
         node.apply(total, step_scale(rule, total.count, reference, node.noise_scale, largest))
