@@ -134,7 +134,7 @@ def test_a_worker_tells_its_device_how_many_samples_a_micro_batch_has(
     told: list[int] = []
 
     class Device(EmulatedDevice):
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             super().__init__(repeat(0.0), 0.0, 1)
 
         def micro_batch(self, samples: int) -> Any:
