@@ -47,3 +47,23 @@ def test_an_overhead_is_never_negative() -> None:
     meter.see(8, 1.0)
     meter.see(16, 3.0)  # more than in proportion, by jitter or by a full memory
     assert meter.overhead_samples == 0.0
+
+
+def metered(*beside: float) -> float:
+    """The overhead in samples of a device of one second a sample, after a strategy took so long after micro-batches."""
+    meter = Speedometer()
+    meter.see(8, 8.0)
+    for seconds in beside:
+        meter.see_overhead(seconds)
+    return meter.overhead_samples
+
+
+@given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=200))
+def test_what_a_strategy_takes_is_averaged(beside: list[float]) -> None:
+    assert min(beside) * (1 - 1e-9) <= metered(*beside) <= max(beside) * (1 + 1e-9)
+
+
+def test_a_checkpoint_for_once_is_no_habit_but_a_habit_is_learnt() -> None:
+    usual = [0.01] * 50
+    assert metered(*usual, 60.0) < 0.02, "a minute once does not make every micro-batch a minute dearer"
+    assert metered(*usual, *[60.0] * 200) == pytest.approx(60.0, rel=0.01), "again and again it does"

@@ -53,8 +53,12 @@ class Speedometer:
             self._seconds = smoothed(self._seconds, seconds)
 
     def see_overhead(self, seconds: float) -> None:
-        """What was done after a micro-batch took so long. A long average: a few of many make a round."""
-        self._beside += (seconds - self._beside) / (LONG_AVERAGE if self._beside else 1)
+        """What was done after a micro-batch took so long. A long average: a few of many make a round. And what takes
+        many times longer for once (a checkpoint, an evaluation after a round) is no habit."""
+        if self._beside:
+            self._beside += (min(seconds, LONG_AVERAGE * self._beside) - self._beside) / LONG_AVERAGE
+        else:
+            self._beside = seconds
 
     @property
     def overhead_samples(self) -> float:
