@@ -97,7 +97,8 @@ def train(trial: Trial, target: float, most: int | None, traces: Path) -> Outcom
         if samples < following:
             return
         following = samples + EVALUATE_EVERY
-        torch._foreach_copy_(weights, in_shape(learners[0].parameters, weights))
+        for weight, present in zip(weights, in_shape(learners[0].parameters, weights), strict=True):
+            weight.copy_(present)
         with torch.no_grad():
             seen.append(float((judge(x).argmax(1) == y).float().mean()))
         if len(seen) >= SMOOTHED:

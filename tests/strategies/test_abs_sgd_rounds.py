@@ -9,6 +9,7 @@ from math import inf
 
 import pytest
 
+from paceline.backends.learners import TimingLearner
 from paceline.backends.simulated import Data, Simulation, simulate
 from paceline.errors import PacelineError
 from paceline.record import Event, MemoryRecorder
@@ -188,3 +189,13 @@ def test_a_target_below_a_micro_batch_is_refused_before_the_first_round() -> Non
     with pytest.raises(PacelineError, match=r"target of 31 samples.*smaller than a micro-batch of 32.*at least 32"):
         timed(AbsSgd(trigger="target", target=31), devices(MIXED))
     timed(AbsSgd(trigger="target", target=32), devices(MIXED), seconds=5.0)
+
+
+def test_micro_batches_that_cannot_be_cut_are_not_doubled_either() -> None:
+    """A model with BatchNorm: a round stays one whole micro-batch of each worker, as in synchronous training."""
+    recorder = MemoryRecorder()
+    learners = [TimingLearner(divisible=False)] * 2
+    cluster = Cluster.from_speeds([1.0, 1.0], micro_batch_seconds=1.0)
+    simulate(AbsSgd(), cluster, micro_batch=8, seconds=30.0, learners=learners, recorder=recorder)
+    joins = [event["samples"] for event in recorder.events if event["kind"] == "join" and event["samples"]]
+    assert len(joins) > 40 and set(joins) == {8}

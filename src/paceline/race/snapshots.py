@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from paceline.backends.replica import in_shape
@@ -36,5 +35,6 @@ class Snapshots:
         model = self._workload.build_model(self._seed)
         weights = [p.data for p in model.parameters()]
         for t, samples, parameters in self._kept:
-            torch._foreach_copy_(weights, in_shape(parameters, weights))
+            for weight, kept in zip(weights, in_shape(parameters, weights), strict=True):
+                weight.copy_(kept)
             yield t, samples, *self._workload.evaluate(model)

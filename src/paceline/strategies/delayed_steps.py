@@ -74,7 +74,7 @@ class DelayedSteps:
             self._apply_extrapolated(total)
         else:
             node.apply(total, self.scale)
-        if options.micro_batches == "by-speed" and total.notes:
+        if options.micro_batches == "by-speed" and node.divisible and total.notes:
             whole, rank, speeds = node.micro_batch, node.rank, total.notes
             self.micro_batch = micro_batch_size(whole, rank, speeds, node.overhead_samples)
             if self.cure == "anticipate":
