@@ -155,12 +155,17 @@ class Node(ABC):
 
     @abstractmethod
     def adopt(self, total: Gradient) -> None:
-        """The mean of all ranks' `model` contributions becomes the parameters."""
+        """The mean of all ranks' `model` contributions, or the `mean_model`, becomes the parameters."""
+
+    @abstractmethod
+    def settle(self, gradient: Gradient) -> None:
+        """A step of this rank alone, with a gradient that `apply` has used up, stands: it counts as a round, and its
+        samples as used. (Where ranks step together, the round itself settles them.)"""
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether no rank had data left in the last applied round. The same on all ranks after the same round."""
+        """Whether no rank had data left in the last applied round of all. The same on all ranks after the same one."""
 
     @property
     @abstractmethod
@@ -206,6 +211,16 @@ class Node(ABC):
         """Start to add the gradients (sums and counts) of all ranks. It uses up what is given; the result is equal,
         bit for bit, on every rank. All ranks start the same collectives in the same order, and a rank hands in its
         gradients in the order in which it computed them. `note` reaches every rank: see `Gradient.notes`."""
+
+    @abstractmethod
+    def mean_model(self) -> Work[Gradient]:
+        """Start to average the parameters of all ranks, each with the same weight; `adopt` takes the result. A round of
+        all ranks like any other, but over no samples."""
+
+    @property
+    @abstractmethod
+    def called_together(self) -> bool:
+        """Whether somebody needs all ranks in a round, to save say. Ranks that step alone ask now and then."""
 
     @abstractmethod
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:

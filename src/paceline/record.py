@@ -9,6 +9,7 @@ Every event is a flat dictionary with `kind`, `rank` and `t` (seconds since the 
 | join     | round, samples, bytes         | the rank started the collective of the round with so many samples    |
 | wait     | end, round                    | the rank stood still from `t` to `end` for the round's collective    |
 | applied  | round, samples, own           | a step over `samples` of all ranks, `own` of them this rank's        |
+| step     | round, samples, bytes         | a step of this rank alone, its own round; bytes sent since the last  |
 | discard  | samples, reason               | computed, but not used                                               |
 | noise    | round, squared_norm, variance | estimates of |g|² and of the trace of one sample's covariance        |
 | metric   | samples, metric, loss         | held-out metric and loss of a snapshot taken at `t`                  |

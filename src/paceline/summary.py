@@ -84,9 +84,9 @@ def summarise(
     (0.9, 0.1)
     """
     of_kind = _by_kind(events)
-    start, end = window_of([*of_kind["start"], *of_kind["applied"]], seconds)
+    start, end = window_of([*of_kind["start"], *of_kind["applied"], *of_kind["step"]], seconds)
     length = max(end - start, 0.0)
-    applied = _sum_by_rank(of_kind["applied"], "own")
+    applied = _applied_by_rank(of_kind)
     early = sum(event["samples"] for event in of_kind["compute"] if event["end"] <= start)
     ideal = sum(speeds) * length
     metrics = sorted(of_kind["metric"], key=lambda event: event["t"])
@@ -96,11 +96,11 @@ def summarise(
         time_to_target=_time_to_target(metrics, start, target),
         final_metric=metrics[-1]["metric"] if metrics else None,
         final_loss=metrics[-1]["loss"] if metrics else None,
-        rounds=len({event["round"] for event in of_kind["applied"] if event["samples"]}),
+        rounds=len({event["round"] for kind in ("applied", "step") for event in of_kind[kind] if event["samples"]}),
         samples_computed=sum(event["samples"] for event in of_kind["compute"]),
         samples_applied=sum(applied.values()),
         samples_discarded=sum(event["samples"] for event in of_kind["discard"]),
-        bytes_sent=sum(event["bytes"] for event in of_kind["join"]),
+        bytes_sent=sum(event["bytes"] for kind in ("join", "step") for event in of_kind[kind]),
         workers=_workers(of_kind, speeds, applied, (start, end)),
     )
 
@@ -119,7 +119,8 @@ def window_of(events: Iterable[Event], seconds: float | None = None) -> tuple[fl
     """
     of_kind = _by_kind(events)
     start = max((event["t"] for event in of_kind["start"]), default=0.0)
-    last = max((event["t"] for event in of_kind["applied"] if event["samples"]), default=start)
+    steps = [*of_kind["applied"], *of_kind["step"]]
+    last = max((event["t"] for event in steps if event["samples"]), default=start)
     return start, max(last, start + (seconds or 0.0))
 
 
@@ -165,7 +166,7 @@ def account(events: Iterable[Event]) -> Account:
     """
     of_kind = _by_kind(events)
     computed = _sum_by_rank(of_kind["compute"], "samples")
-    applied = _sum_by_rank(of_kind["applied"], "own")
+    applied = _applied_by_rank(of_kind)
     discarded = _sum_by_rank(of_kind["discard"], "samples")
     errors = []
     for rank in sorted({*computed, *applied, *discarded}):
@@ -280,6 +281,14 @@ def _by_kind(events: Iterable[Event]) -> dict[str, list[Event]]:
     for event in events:
         of_kind[event["kind"]].append(event)
     return of_kind
+
+
+def _applied_by_rank(of_kind: dict[str, list[Event]]) -> dict[int, int]:
+    """What each rank brought to rounds of all, and what it used in steps of its own."""
+    applied = _sum_by_rank(of_kind["applied"], "own")
+    for rank, samples in _sum_by_rank(of_kind["step"], "samples").items():
+        applied[rank] += samples
+    return applied
 
 
 def _sum_by_rank(events: list[Event], field: str) -> dict[int, int]:

@@ -137,7 +137,7 @@ def check_strategy(
 
 def _check_one_worker_is_sgd(strategy: Strategy, delay: int, lr_scale: Callable[[int], float]) -> None:
     trial = Trial(strategy, speeds=(1.0,)).run()
-    sizes = [event["samples"] for event in trial.events if event["kind"] == "join" and event["samples"]]
+    sizes = [event["samples"] for event in trial.events if event["kind"] in ("join", "step") and event["samples"]]
     order = torch.from_numpy(
         np.concatenate([np.random.default_rng((trial.seed, epoch)).permutation(SAMPLES) for epoch in range(2)])
     )
@@ -199,6 +199,7 @@ class BackendProbe(Strategy):
         await self._notes(node)
         await self._looking_ahead(node)
         await self._models(node)
+        await self._steps_alone(node)
         await self._discarding(node)
         await self._two_rounds_in_a_step(node)
         await self._messages(node)
@@ -300,6 +301,19 @@ class BackendProbe(Strategy):
         assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), "the mean by samples"
         await self._same_parameters(node)
         node.adopt(await node.all_reduce(node.model(0, [])))
+        await self._same_parameters(node)
+
+    async def _steps_alone(self, node: Node) -> None:
+        """Two of rank 0 and one of the others; then all meet."""
+        for _ in range(2 if node.rank == 0 else 1):
+            own = await node.gradient()
+            node.apply(own)
+            node.settle(own)
+        assert not node.called_together, "nobody has called"
+        sums = node.all_gather(float(node.parameters.double().sum()))
+        node.adopt(await node.mean_model())
+        mean = sum(await sums) / node.world_size
+        assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), "the mean of all models"
         await self._same_parameters(node)
 
     async def _discarding(self, node: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.control.signals import REMEMBERED_ROUNDS, RoundSignals
+from paceline.control.signals import REMEMBERED, RoundSignals
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 60))
@@ -41,11 +41,23 @@ def test_the_target_is_that_of_the_newest_count() -> None:
 
 def test_it_does_not_grow_with_the_run() -> None:
     signals = RoundSignals()
-    for number in range(10 * REMEMBERED_ROUNDS):
+    for number in range(10 * REMEMBERED):
         signals.add(number, 1, 2)
         if number % 3:
             signals.add(number, 1, 2)
-        assert len(signals._rounds) <= 2 * REMEMBERED_ROUNDS + 1
-        assert len(signals._samples) <= 2 * REMEMBERED_ROUNDS
+        assert len(signals._rounds) <= 2 * REMEMBERED + 1
+        assert len(signals._samples) <= 2 * REMEMBERED
         if number % 3:
             assert number in signals
+
+
+def test_a_number_far_from_the_others_is_remembered_as_long_as_they_are() -> None:
+    """Strategies and backends number what they signal each in their own way."""
+    signals = RoundSignals()
+    signals.add(2**60)
+    for number in range(REMEMBERED - 1):
+        signals.add(number)
+    assert 2**60 in signals and not signals.add(2**60)
+    for number in range(REMEMBERED, 4 * REMEMBERED):
+        signals.add(number)
+    assert 2**60 not in signals and 4 * REMEMBERED - 1 in signals

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.control.ledger import Ledger
-from paceline.errors import PacelineError
 from paceline.node import Gradient, Values
 from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
@@ -84,12 +84,13 @@ class TimingLearner:
     divisible: bool = True
     noise: NoiseScale = field(default_factory=NoiseScale)
 
-    @property
+    @cached_property
     def parameters(self) -> Tensor:
-        raise PacelineError(
-            "The strategy asks for the parameters, and a timing-only simulation has none.",
-            remedy="Simulate it with real gradients: give simulate(..., learners=...).",
-        )
+        """As large as a model and of no memory: what strategies do with it costs next to nothing. Only those that ask
+        for it need torch."""
+        import torch
+
+        return torch.empty(self.nbytes // 4, device="meta")
 
     def compute(self, samples: list[range]) -> Gradient:
         return Gradient(None, len(samples[0]) if len(samples) == 1 else sum(map(len, samples)), samples)
@@ -150,6 +151,9 @@ class Source(Protocol):
     def commit(self, round_number: int) -> None:
         """The round was applied."""
 
+    def settle(self, rank: int, count: int) -> None:
+        """The rank has used so many samples by itself, dropped ones counted too."""
+
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
         """These, brought to the coming round, were dropped."""
 
@@ -174,6 +178,9 @@ class Endless:
         pass
 
     def commit(self, round_number: int) -> None:
+        pass
+
+    def settle(self, rank: int, count: int) -> None:
         pass
 
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
@@ -216,6 +223,10 @@ class Leases:
         self._ledger.settle(self._progress)
         for rank in sorted(self._gone):
             self.release(rank)
+
+    def settle(self, rank: int, count: int) -> None:
+        self._progress[rank] += count
+        self._ledger.settle(self._progress)
 
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
         self._ledger.discard(rank, samples, reason)

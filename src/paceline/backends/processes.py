@@ -15,6 +15,7 @@ from paceline.backends.collectives import Collectives, CollectiveWork
 from paceline.backends.driver import DrivenNode, WaitableWork
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.replica import Replica
+from paceline.backends.rounds import FLAGS, RoundNews, RoundTotal, extra_numbers
 from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
 from paceline.node import GIVEN_UP, Gradient, Message, Work
@@ -26,40 +27,7 @@ from paceline.rules.speed import Speedometer
 log = logging.getLogger("paceline")
 
 
-class RoundTotal(Gradient):
-    """The gradient of a whole round, and what else travelled with it: whether a rank has data left, whether one wants
-    a checkpoint or has called a scheduler, how many samples each rank has settled, and each rank's note. Totals of
-    several rounds can be added up and applied in one step; `parts` are the rounds, with their samples and this rank's
-    own."""
-
-    __slots__ = ("parts", "saving", "scheduler_called", "settled", "working")
-
-    def __init__(self, gradient: Gradient, round_number: int, own: int, working: bool, extra: list[float]) -> None:
-        super().__init__(gradient.values, gradient.count)
-        self.parts, self.working = [(round_number, gradient.count, own)], working
-        ranks = (len(extra) - FLAGS) // 2
-        self.saving, self.scheduler_called = extra[0] > 0, extra[1] > 0
-        self.settled, self.notes = extra[FLAGS : FLAGS + ranks], tuple(extra[FLAGS + ranks :])
-
-    def __iadd__(self, other: Gradient) -> Gradient:
-        assert isinstance(other, RoundTotal)
-        super().__iadd__(other)
-        self.parts += other.parts
-        self.working, self.notes = other.working, other.notes
-        self.saving, self.scheduler_called = (
-            self.saving or other.saving,
-            self.scheduler_called or other.scheduler_called,
-        )
-        self.settled = [mine + more for mine, more in zip(self.settled, other.settled, strict=True)]
-        return self
-
-
-FLAGS = 2  # a wish for a checkpoint, a scheduler's step
-
-
-def extra_numbers(world_size: int) -> int:
-    """How many numbers a rank adds to a contribution: the flags, and two places a rank."""
-    return FLAGS + 2 * world_size
+FIRST_MEETING = 2**60  # rounds that ranks are called to have signals too, and no strategy's own rounds come so far
 
 
 class ProcessNode(DrivenNode):
@@ -95,19 +63,22 @@ class ProcessNode(DrivenNode):
         self._check_peers = check_peers
         self.rounds = 0
         self.progress = [0] * self.world_size  # samples that each rank has brought to an end, over all rounds
-        self.samples_applied = 0
+        self.samples_applied = self.resumed_samples = 0
         self.samples_computed = 0
         self.out_of_data = False
         self.save_wanted = self.scheduler_called = False
         self.settled_at_save: list[range] = []
-        self.after_round: Callable[[RoundTotal], None] = lambda total: None
+        self.after_round: Callable[[RoundNews], None] = lambda news: None
         self._finished = False
         self._speed = Speedometer()
         self._watch = Watch(self.rank, self.warn)
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
-        self._news: RoundTotal | None = None
-        self._discarded = 0  # samples, since the last contribution
+        self._news: RoundNews | None = None
+        self._discarded = 0  # samples, since the last contribution or step alone
+        self._settled_alone = 0  # samples, since the last round of all ranks
+        self._sent = 0  # bytes of messages, since the last of either
+        self._norm = 0.0  # of the last applied gradient
         self._last_backward: torch.cuda.Event | None = None
         self._memory: MemoryMeter | None = None
         if replica.parameters.is_cuda and replica.divisible:
@@ -163,7 +134,7 @@ class ProcessNode(DrivenNode):
 
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
         self.suspended()  # two rounds may be applied without a pause between them: the first is over now
-        norm = self.replica.apply(gradient, scale)
+        self._norm = norm = self.replica.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
             self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.steps.learning_rate)
             self._round_applied(gradient)
@@ -186,15 +157,29 @@ class ProcessNode(DrivenNode):
         self._watch.see(self.rounds, 0.0, total.count, total.working, self.replica.steps.learning_rate)
         self._round_applied(total)
 
+    def settle(self, gradient: Gradient) -> None:
+        self.suspended()
+        count = sum(map(len, gradient.samples))
+        settled, self._discarded = count + self._discarded, 0
+        if settled:
+            self._watch.see(self.rounds, self._norm, count, True, self.replica.steps.learning_rate)
+        self._settled_alone += settled
+        self.progress[self.rank] += settled
+        self._recorder.write("step", self.rank, self._now(), round=self.rounds, samples=count, bytes=self._sent)
+        self._sent = 0
+        # What the others do is not known here. But samples go out in one order, so that those handed out before this
+        # rank's newest are about those that all ranks have applied.
+        newest = max((part.stop for part in gradient.samples), default=0)
+        self._count_round(RoundNews(None, self.samples_applied), max(newest, self.samples_applied))
+
     def _round_applied(self, total: RoundTotal) -> None:
-        self.samples_applied += total.count
-        self.rounds += 1
+        news = RoundNews(total.parts[-1][0], self.samples_applied, total.saving, total.scheduler_called)
         self._finished = not total.working
         self.progress = [before + int(more) for before, more in zip(self.progress, total.settled, strict=True)]
-        self._control.report_progress(self.progress)
+        known = self.resumed_samples + sum(self.progress) if total.of_models else 0
+        self._count_round(news, max(known, self.samples_applied + sum(count for _, count, _ in total.parts)))
         if total.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
             self.settled_at_save = self._control.snapshot(self.progress)
-        self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
         now, noise = self._now(), self.replica.noise
         for number, count, own in total.parts:
             self._recorder.write("applied", self.rank, now, round=number, samples=count, own=own)
@@ -202,7 +187,13 @@ class ProcessNode(DrivenNode):
             last = total.parts[-1][0]
             measured = {"squared_norm": noise.squared_norm, "variance": noise.variance}
             self._recorder.write("noise", self.rank, now, round=last, **measured)
-        self._news = total
+
+    def _count_round(self, news: RoundNews, samples_applied: int) -> None:
+        self.samples_applied = samples_applied
+        self.rounds += 1
+        self._control.report_progress(self.progress)
+        self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
+        self._news = news
 
     @property
     def finished(self) -> bool:
@@ -239,25 +230,32 @@ class ProcessNode(DrivenNode):
     # ---- communication
 
     def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
+        return self._start_round(gradient, gradient.count, note)
+
+    def mean_model(self) -> Work[Gradient]:
+        return self._start_round(Gradient(self.replica.model_contribution(1), 1), None, 0.0)
+
+    def _start_round(self, gradient: Gradient, own: int | None, note: float) -> Work[Gradient]:
         self.suspended()  # what is done after a round may be a collective too: on all ranks before the next one
         round_number = self._started_rounds
         self._started_rounds += 1
-        own, settled = gradient.count, self._discarded + sum(map(len, gradient.samples))
-        self._discarded = 0
+        settled = self._discarded + sum(map(len, gradient.samples))
+        alone, self._settled_alone, self._discarded = self._settled_alone, 0, 0
         extra = [0.0] * extra_numbers(self.world_size)
         extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
-        extra[FLAGS + self.rank] = float(settled)
+        extra[FLAGS + self.rank] = float(alone + settled)
         extra[FLAGS + self.world_size + self.rank] = note
         self.save_wanted = self.scheduler_called = False
         contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
-        if not sound:
+        if not sound and own is not None:
             self._drop_non_finite(own, gradient.samples, round_number)
             own = 0
-        sent = contribution.whole.nbytes
-        self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own, bytes=sent)
+        sent, self._sent = contribution.whole.nbytes + self._sent, 0
+        self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own or 0, bytes=sent)
 
         def as_total(_: Tensor) -> Gradient:
             together, working, sums = self.replica.total(contribution)
+            sums[FLAGS + self.rank] -= alone  # news to the others, and counted here before
             return RoundTotal(together, round_number, own, working, sums)
 
         work = self._collectives.add_up(contribution.whole, as_total, f"The all-reduce of round {round_number}")
@@ -290,7 +288,15 @@ class ProcessNode(DrivenNode):
         row[self.rank] = value
         return self._fly(self._collectives.add_up(row, lambda full: tuple(full.tolist()), "The gathering of numbers"))
 
+    @property
+    def called_together(self) -> bool:
+        meeting = FIRST_MEETING + self._started_rounds
+        if self.save_wanted or self.scheduler_called:
+            self._control.signal(meeting)
+        return self._control.signalled(meeting)
+
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:
+        self._sent += sum(tensor.nbytes for tensor in tensors)
         self._mailbox.send(to, kind, tensors)
 
     def receive(self) -> Work[Message]:

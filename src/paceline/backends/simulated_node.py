@@ -55,10 +55,12 @@ class RoundTotal(Gradient):
 
     __slots__ = ("parts", "working")
 
-    def __init__(self, values: Values | None, count: int, working: bool, own: int, collective: Collective) -> None:
+    def __init__(
+        self, values: Values | None, count: int, working: bool, own: int | None, collective: Collective
+    ) -> None:
         super().__init__(values, count)
         self.working, self.notes = working, collective.notes
-        self.parts = [(collective, count, own)]
+        self.parts = [(collective, 0, 0) if own is None else (collective, count, own)]
 
     def __iadd__(self, other: Gradient) -> Gradient:
         assert isinstance(other, RoundTotal)
@@ -106,7 +108,9 @@ class CollectiveWork(SimulatedWork[T]):
 
 
 class AllReduceWork(CollectiveWork[Gradient]):
-    def __init__(self, collective: Collective, node: SimulatedNode, own: int) -> None:
+    """`own`: this rank's samples in it; None for a mean of models, which is over no samples."""
+
+    def __init__(self, collective: Collective, node: SimulatedNode, own: int | None) -> None:
         super().__init__(collective)
         self._node, self._own = node, own
         self._total: RoundTotal | None = None
@@ -153,6 +157,9 @@ class Theatre(ABC):
     def start_all_reduce(self, node: SimulatedNode, gradient: Gradient, note: float) -> Work[Gradient]: ...
 
     @abstractmethod
+    def start_mean(self, node: SimulatedNode) -> Work[Gradient]: ...
+
+    @abstractmethod
     def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]: ...
 
     @abstractmethod
@@ -166,6 +173,9 @@ class Theatre(ABC):
 
     @abstractmethod
     def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None: ...
+
+    @abstractmethod
+    def settle(self, node: SimulatedNode, gradient: Gradient) -> None: ...
 
     @abstractmethod
     def round_over(self, node: SimulatedNode) -> None: ...
@@ -186,9 +196,9 @@ class SimulatedNode(Node):
 
     __slots__ = (
         "_run", "answer", "at_most", "close", "collectives", "computing", "discarded", "due", "empties", "ended",
-        "finished", "idle", "in_flight", "learner", "mailbox", "micro_batch", "out_of_data", "rank", "receivers",
-        "rounds", "samples_applied", "signals", "since", "speed", "state", "step", "ticket", "times", "unsent", "until",
-        "waits_for", "watch", "world_size",
+        "finished", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm", "out_of_data", "own_rounds",
+        "rank", "receivers", "rounds", "samples_applied", "sent", "signals", "since", "speed", "state", "step",
+        "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
     )  # fmt: skip
 
     finished: bool
@@ -204,7 +214,7 @@ class SimulatedNode(Node):
     ) -> None:
         self.rank, self.world_size, self.learner = rank, cluster.workers, learner
         self.state: dict[str, Any] = {}
-        self.times, self._run = WorkTimes(cluster.durations(rank, lambda: self.rounds), micro_batch), run
+        self.times, self._run = WorkTimes(cluster.durations(rank, self._round), micro_batch), run
         self.micro_batch = self.at_most = micro_batch
         self.speed, self.watch = Speedometer(), Watch(rank, self.warn)
         self.step: Callable[[Gradient | None], object] | None = None
@@ -219,19 +229,24 @@ class SimulatedNode(Node):
         self.answer: Gradient | None = None
         """What to send in when the wait is over."""
         self.since = 0.0
-        self.ticket = self.empties = self.unsent = self.discarded = self.samples_applied = self.collectives = (
-            self.rounds
-        ) = 0
+        self.ticket = self.empties = self.unsent = self.discarded = self.samples_applied = self.collectives = 0
+        self.rounds = self.own_rounds = 0
+        """Of all ranks, started; and steps that this rank has made alone."""
+        self.sent, self.norm = 0, 0.0
+        """Bytes of messages since the last step alone, and the norm of its gradient."""
         self.signals: set[int] = set()
         self.mailbox: deque[Message] = deque()
         self.receivers: deque[ReceiveWork] = deque()
         self.in_flight: list[SimulatedWork[Any]] = []
 
+    def _round(self) -> int:
+        return self.rounds + self.own_rounds
+
     # ---- learning
 
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
         self._run.round_over(self)
-        norm = self.learner.apply(gradient, scale)
+        self.norm = norm = self.learner.apply(gradient, scale)
         if isinstance(gradient, RoundTotal):
             self.watch.see(self.rounds, norm, gradient.count, gradient.working, self.learner.steps.learning_rate)
             self._run.round_applied(self, gradient)
@@ -256,6 +271,9 @@ class SimulatedNode(Node):
         assert isinstance(total, RoundTotal)
         self.watch.see(self.rounds, 0.0, total.count, total.working, self.learner.steps.learning_rate)
         self._run.round_applied(self, total)
+
+    def settle(self, gradient: Gradient) -> None:
+        self._run.settle(self, gradient)
 
     @property
     def parameters(self) -> Tensor:
@@ -289,6 +307,13 @@ class SimulatedNode(Node):
     def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
         return self._run.start_all_reduce(self, gradient, note)
 
+    def mean_model(self) -> Work[Gradient]:
+        return self._run.start_mean(self)
+
+    @property
+    def called_together(self) -> bool:
+        return False
+
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
         return self._run.start_all_gather(self, value)
 
@@ -301,7 +326,6 @@ class SimulatedNode(Node):
             work.message = self.mailbox.popleft()
         else:
             self.receivers.append(work)
-            self.fly(work)
         return work
 
     def signal(self, round_number: int) -> None:

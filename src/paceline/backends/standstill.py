@@ -1,10 +1,10 @@
-"""Why a simulated run stands still: who waits where, for whom."""
+"""A strategy's mistakes, as the simulator finds them; above all why a run stands still: who waits where, for whom."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paceline.backends.simulated_node import CollectiveWork, SimulatedNode
+from paceline.backends.simulated_node import Collective, CollectiveWork, SimulatedNode
 from paceline.errors import PacelineError
 from paceline.simulator.faults import FaultPlan
 
@@ -61,3 +61,29 @@ def named(ranks: Iterable[int]) -> str:
     numbers = list(ranks)
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:SHOWN]))}{more}"
+
+
+def leaked(mode: str, strategy: str, where: str) -> PacelineError:
+    return PacelineError(
+        f"The strategy {strategy} awaits inside {mode}, which would leak into the other ranks.",
+        where=where,
+        remedy="Leave the `with` block before the await.",
+    )
+
+
+def out_of_order(collective: Collective, kind: str, rank: int, strategy: str, where: str) -> PacelineError:
+    first = next(iter(collective.payloads))
+    return PacelineError(
+        f"The strategy {strategy} starts its collectives in different orders: number {collective.number} is "
+        f"{collective.kind} on rank {first} and {kind} on rank {rank}.",
+        where=where,
+        remedy="A local finding may change how much is computed before a collective, never which comes next.",
+    )
+
+
+def never_ends(empties: int, strategy: str, where: str) -> PacelineError:
+    return PacelineError(
+        f"The strategy {strategy} does not end: the ranks were given {empties} empty gradients, and no rank has data.",
+        where=where,
+        remedy="Its worker must end when `node.finished` is true, which `node.apply` of an all-reduce sets.",
+    )

@@ -21,10 +21,9 @@ from paceline.backends.simulated_node import (
     Theatre,
     Waiter,
 )
-from paceline.backends.standstill import standstill
+from paceline.backends.standstill import leaked, never_ends, out_of_order, standstill
 from paceline.backends.watch import NOISE_EVERY
 from paceline.control.signals import RoundSignals
-from paceline.errors import PacelineError
 from paceline.node import GIVEN_UP, NEXT_GRADIENT, Gradient, Message, Work
 from paceline.simulator.clock import Clock
 from paceline.simulator.cluster import Cluster
@@ -127,7 +126,7 @@ class VirtualRun(Theatre):
         if asked is None:
             return
         if leak := node.learner.leaked():
-            raise self._leaked(node, leak)
+            raise leaked(leak, self._strategy.name, self._place(node))
         if asked is NEXT_GRADIENT:
             self._start_micro_batch(node)
         else:
@@ -188,7 +187,7 @@ class VirtualRun(Theatre):
         node.since, node.waits_for, node.answer = now, None, Gradient(None, 0)
         self._empties += 1
         if self._empties > 10_000 + PATIENCE * len(self.nodes):
-            raise self._never_ends(node)
+            raise never_ends(self._empties, self._strategy.name, self._place(node))
         waiter = (node, node.ticket)
         for work in node.in_flight:
             if not work.done:
@@ -213,22 +212,33 @@ class VirtualRun(Theatre):
         node.waits_for, node.idle = None, False
         self._advance(node, node.answer)
 
+    def _place(self, node: SimulatedNode) -> str:
+        return f"rank {node.rank}, {self.clock.now:g} s"
+
     # ---- collectives
 
     def start_all_reduce(self, node: SimulatedNode, gradient: Gradient, note: float) -> Work[Gradient]:
         own, samples = gradient.count, gradient.samples
         node.unsent -= own
         payload, sound = node.learner.contribution(gradient, not node.out_of_data)
-        round_number = node.rounds
-        node.rounds += 1
-        self._source.contribute(node.rank, round_number, own + node.discarded)
+        self._source.contribute(node.rank, node.rounds, own + node.discarded)
         node.discarded = 0
         if not sound:
-            self._drop_non_finite(node, own, samples, round_number)
+            self._drop_non_finite(node, own, samples)
             own = 0
-        nbytes = node.learner.nbytes
-        self.trace.join(node.rank, self.clock.now, round_number, own, nbytes)
-        collective = self._join(node, "all-reduce", payload, nbytes, round_number, note)
+        return self._start_round(node, payload, own, note)
+
+    def start_mean(self, node: SimulatedNode) -> Work[Gradient]:
+        payload, _ = node.learner.contribution(Gradient(node.learner.model(1), 1), not node.out_of_data)
+        return self._start_round(node, payload, None, 0.0)
+
+    def _start_round(self, node: SimulatedNode, payload: Any, own: int | None, note: float) -> Work[Gradient]:
+        round_number, nbytes = node.rounds, node.learner.nbytes
+        node.rounds += 1
+        self.trace.join(node.rank, self.clock.now, round_number, own or 0, nbytes + node.sent)
+        node.sent = 0
+        kind = "all-reduce" if own is not None else "mean of models"
+        collective = self._join(node, kind, payload, nbytes, round_number, note)
         work = AllReduceWork(collective, node, own)
         node.fly(work)
         return work
@@ -247,7 +257,7 @@ class VirtualRun(Theatre):
         if collective is None:
             collective = self._open[number] = Collective(kind, number, round_number, nbytes)
         elif collective.kind != kind:
-            raise self._out_of_order(node, collective, kind)
+            raise out_of_order(collective, kind, node.rank, self._strategy.name, self._place(node))
         self.trace.ranks[node.rank].nbytes += nbytes
         collective.payloads[node.rank] = payload
         if note:
@@ -272,10 +282,8 @@ class VirtualRun(Theatre):
         ordered = [collective.payloads[node.rank] for node in self.nodes]
         gathers = collective.kind == "all-gather"
         collective.value = tuple(ordered) if gathers else self.nodes[0].learner.reduce(ordered)
-        notes = collective.notes
-        collective.notes = (
-            tuple(notes.get(rank, 0.0) for rank in range(len(ordered))) if notes else (0.0,) * len(ordered)
-        )
+        notes, ranks = collective.notes, range(len(ordered))
+        collective.notes = tuple(notes.get(rank, 0.0) for rank in ranks) if notes else (0.0,) * len(ordered)
         collective.done = True
         for waiter in collective.waiters:
             self._wake(waiter)
@@ -283,8 +291,9 @@ class VirtualRun(Theatre):
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
         now = self.clock.now
         node.finished = not total.working
-        node.samples_applied += total.count
-        if total.count:
+        applied = sum(count for _, count, _ in total.parts)
+        node.samples_applied += applied
+        if applied:
             self.last_applied = now
         for collective, count, own in total.parts:
             number = collective.round
@@ -300,6 +309,22 @@ class VirtualRun(Theatre):
                 self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 
+    def settle(self, node: SimulatedNode, gradient: Gradient) -> None:
+        now, count = self.clock.now, sum(map(len, gradient.samples))
+        settled, node.discarded = count + node.discarded, 0
+        node.unsent -= count
+        if settled:
+            self._source.settle(node.rank, settled)
+            node.watch.see(node.own_rounds, node.norm, count, True, node.learner.steps.learning_rate)
+        if count:
+            self.last_applied = now
+        self.trace.step(node.rank, now, node.own_rounds, count, node.sent)
+        node.own_rounds, node.sent = node.own_rounds + 1, 0
+        self.rounds = max(self.rounds, node.own_rounds)
+        self.samples_applied += count
+        node.samples_applied = self.samples_applied
+        self._news = True
+
     def round_over(self, node: SimulatedNode) -> None:
         if self._news and self._on_applied is not None:
             self._on_applied(node.rank, self.clock.now, node.samples_applied)
@@ -314,16 +339,17 @@ class VirtualRun(Theatre):
     def warn(self, node: SimulatedNode, text: str) -> None:
         self.trace.warn(node.rank, self.clock.now, text)
 
-    def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range], round_number: int) -> None:
+    def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range]) -> None:
         self._source.discard(node.rank, samples, "non-finite gradient")
         self.trace.discard(node.rank, self.clock.now, count, "non-finite gradient")
-        node.watch.non_finite(count, round_number)
+        node.watch.non_finite(count, node.rounds)
 
     # ---- messages and signals
 
     def start_message(self, to: int, message: Message) -> None:
         nbytes = sum(tensor.nbytes for tensor in message.tensors)
         self.trace.ranks[message.sender].nbytes += nbytes
+        self.nodes[message.sender].sent += nbytes
         self._depart((to, message, nbytes))
 
     def _depart(self, parcel: tuple[int, Message, int]) -> None:
@@ -371,29 +397,3 @@ class VirtualRun(Theatre):
                 self._give_up(node)
             elif node.idle:
                 self._wake((node, node.ticket))
-
-    # ---- a strategy's mistakes
-
-    def _leaked(self, node: SimulatedNode, mode: str) -> PacelineError:
-        return PacelineError(
-            f"The strategy {self._strategy.name} awaits inside {mode}, which would leak into the other ranks.",
-            where=f"rank {node.rank}, {self.clock.now:g} s",
-            remedy="Leave the `with` block before the await.",
-        )
-
-    def _out_of_order(self, node: SimulatedNode, collective: Collective, kind: str) -> PacelineError:
-        first = next(iter(collective.payloads))
-        return PacelineError(
-            f"The strategy {self._strategy.name} starts its collectives in different orders: number "
-            f"{collective.number} is {collective.kind} on rank {first} and {kind} on rank {node.rank}.",
-            where=f"rank {node.rank}, {self.clock.now:g} s",
-            remedy="A local finding may change how much is computed before a collective, never which comes next.",
-        )
-
-    def _never_ends(self, node: SimulatedNode) -> PacelineError:
-        return PacelineError(
-            f"The strategy {self._strategy.name} does not end: the ranks were given {self._empties} empty gradients, "
-            "and no rank has data.",
-            where=f"rank {node.rank}, {self.clock.now:g} s",
-            remedy="Its worker must end when `node.finished` is true, which `node.apply` of an all-reduce sets.",
-        )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-REMEMBERED_ROUNDS = 1024  # ranks are at most a few rounds apart; nobody asks about a round a thousand back
+REMEMBERED = 1024  # ranks are at most a few rounds apart; nobody asks about what was signalled a thousand rounds ago
 
 
 class RoundSignals:
-    """A set of recent round numbers. A round is over when somebody says so, or when it has enough samples.
+    """The rounds that were signalled last. A round is over when somebody says so, or when it has enough samples.
 
     >>> signals = RoundSignals()
     >>> signals.add(7), signals.add(7), 7 in signals, 8 in signals
@@ -16,7 +16,7 @@ class RoundSignals:
     """
 
     def __init__(self) -> None:
-        self._rounds: set[int] = set()
+        self._rounds: dict[int, None] = {}  # in the order of signalling
         self._samples: dict[int, int] = {}
 
     def add(self, round: int, samples: int = 0, target: int = 0) -> bool:
@@ -28,11 +28,11 @@ class RoundSignals:
             self._samples[round] = counted
             return False
         self._samples.pop(round, None)
-        self._rounds.add(round)
-        if len(self._rounds) > 2 * REMEMBERED_ROUNDS:
-            oldest = max(self._rounds) - REMEMBERED_ROUNDS
-            self._rounds = {number for number in self._rounds if number > oldest}
-            self._samples = {number: kept for number, kept in self._samples.items() if number > oldest}
+        self._rounds[round] = None
+        if len(self._rounds) > 2 * REMEMBERED:
+            self._rounds = dict.fromkeys(list(self._rounds)[-REMEMBERED:])
+        while len(self._samples) > REMEMBERED:  # rounds that were never completed
+            del self._samples[next(iter(self._samples))]
         return True
 
     def __contains__(self, round_number: int) -> bool:

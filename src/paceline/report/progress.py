@@ -73,7 +73,7 @@ class RunView:
         match event["kind"]:
             case "compute":
                 worker.computed(event["t"], float(event["end"]), int(event["samples"]))
-            case "applied":
+            case "applied" | "step":
                 worker.rounds += bool(event["samples"])
             case "metric":
                 self.metric = float(event["metric"])

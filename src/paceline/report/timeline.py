@@ -78,7 +78,7 @@ def _lane(worker: dict[str, Any], done: Sequence[Interval], events: Sequence[Eve
         boxes = [_box(interval, start, span) for interval in done if interval.doing == state]
         paths.append(f'<path class="{state}" d="{"".join(boxes)}"/>')
     rank = worker["rank"]
-    times = [e["t"] for e in events if e["kind"] == "applied" and e["rank"] == rank and e["samples"]]
+    times = [e["t"] for e in events if e["kind"] in ("applied", "step") and e["rank"] == rank and e["samples"]]
     steps = "".join(f"M{(t - start) / span * WIDTH:.1f} 0V10" for t in times if start <= t <= start + span)
     bars = f'{"".join(paths)}<path class="step" d="{steps}"/>'
     svg = f'<svg viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none" role="img">{bars}</svg>'

@@ -23,13 +23,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, sqrt
+from math import exp, inf, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.rules.connectivity import second_eigenvalue
 from paceline.rules.graphs import Graph, laplacian
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -104,3 +108,18 @@ def acid(graph: Graph, rates: tuple[float, ...] | None = None) -> Acid:
     one, other = np.array(used.edges).T
     resistances = inverse[one, one] + inverse[other, other] - 2 * inverse[one, other]
     return Acid(1 / second_eigenvalue(matrix), float(resistances.max()) / 2)
+
+
+def drift_(model: Tensor, second: Tensor, eta: float, time: float) -> None:
+    """The two copies drift towards each other for so long, in place: their sum stays, their distance falls by e^(−2ηt).
+
+    >>> import torch
+    >>> model, second = torch.tensor([1.0]), torch.tensor([0.0])
+    >>> drift_(model, second, eta=0.5, time=1.0)
+    >>> model, second
+    (tensor([0.6839]), tensor([0.3161]))
+    """
+    part = (1 - exp(-2 * eta * time)) / 2
+    step = (second - model).mul_(part)
+    model.add_(step)
+    second.sub_(step)

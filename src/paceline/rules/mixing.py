@@ -17,12 +17,17 @@ Xiao and Boyd (2004), "Fast linear iterations for distributed averaging".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.errors import PacelineError, no_such
 from paceline.rules.graphs import Graph, Matrix, laplacian
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROUNDING = 1e-9
 """What floats may lose in a row's sum, and less than any weight that was meant."""
@@ -110,6 +115,25 @@ def check_mixing(weights: Matrix) -> float:
             remedy="Add edges, or give neighbours smaller weights.",
         )
     return rho
+
+
+def pull(model: Tensor, others: Sequence[tuple[Tensor, float]]) -> Tensor | None:
+    """Σ_j w_j (x_j − x): what mixing adds to a model; None if there is nobody to mix with.
+
+    Args:
+        model: x.
+        others: each x_j and w_j.
+
+    >>> import torch
+    >>> pull(torch.tensor([1.0, 2.0]), [(torch.tensor([2.0, 2.0]), 0.25), (torch.tensor([5.0, 0.0]), 0.5)])
+    tensor([ 2.2500, -1.0000])
+    """
+    if not others:
+        return None
+    difference = model * -sum(weight for _, weight in others)
+    for other, weight in others:
+        difference.add_(other, alpha=weight)
+    return difference
 
 
 def _metropolis(graph: Graph) -> Matrix:

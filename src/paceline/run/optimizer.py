@@ -280,26 +280,29 @@ class LearningRates:
 
         Args:
             round_number: the round whose total says that there was a call.
-            before: samples applied before it.
+            before: samples applied before it, as far as this rank knows.
         """
         undecided = {number: each for number, each in enumerate(self._schedulers) if each.every is None}
         if undecided:
             step, epoch = self._world_size * self._loader.micro_batch, self._loader.samples
-            for number, (micro_batches, an_epoch_is_over) in self._said_until(round_number, list(undecided)):
+            applied, said = self._said_until(round_number, list(undecided), before)
+            for number, (micro_batches, an_epoch_is_over) in said:
                 each = undecided[number]
-                each.every = epoch if an_epoch_is_over or 2 * before >= epoch else step * micro_batches
+                each.every = epoch if an_epoch_is_over or 2 * applied >= epoch else step * micro_batches
                 each.advance(0, before)
             self._agreed = self._present()
 
-    def _said_until(self, round_number: int, numbers: list[int]) -> list[tuple[int, tuple[int, bool]]]:
-        """What loops have said of these schedulers. The first rank to ask finds it out for all: those who ask later
-        might find more, and would have other learning rates for a round."""
+    def _said_until(
+        self, round_number: int, numbers: list[int], before: int
+    ) -> tuple[int, list[tuple[int, tuple[int, bool]]]]:
+        """What loops have said of these schedulers, and after how many samples. The first rank to ask finds it out for
+        all: those who ask later might find more, and would have other learning rates for a round."""
         store, key = self._store, f"schedulers called until round {round_number}"
         if store.store_add(f"{key}: asked", 1) == 1:
             called = [number for number in numbers if store.store_check([_name_of(number)])]
             found = [(number, json.loads(store.store_get(_name_of(number)))) for number in called]
-            store.store_set(key, json.dumps(found).encode())
-        answer: list[tuple[int, tuple[int, bool]]] = json.loads(store.store_get(key))
+            store.store_set(key, json.dumps((before, found)).encode())
+        answer: tuple[int, list[tuple[int, tuple[int, bool]]]] = json.loads(store.store_get(key))
         return answer
 
     def advance(self, before: int, after: int) -> None:

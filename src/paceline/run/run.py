@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from paceline.backends.driver import Driver
-from paceline.backends.processes import ProcessNode, RoundTotal, extra_numbers
+from paceline.backends.processes import ProcessNode
 from paceline.backends.replica import Replica
+from paceline.backends.rounds import RoundNews, extra_numbers
 from paceline.errors import PacelineError, print_as_paragraph
 from paceline.launch.surroundings import Surroundings
 from paceline.run import checkpoint as checkpoints
@@ -350,14 +351,13 @@ class Run:
             self.node.computed_in_vain(self._loader.fetched_at, unused, "the loop made no step with it")
             self._loader.fetched_at = self.node.now()
 
-    def _round_over(self, total: RoundTotal) -> None:
+    def _round_over(self, news: RoundNews) -> None:
         assert self._rates is not None
         node = self.node
-        before = node.samples_applied - total.count
-        if total.scheduler_called:
-            self._rates.decide(node.rounds, before)
-        self._rates.advance(before, node.samples_applied)
-        if total.saving:
+        if news.scheduler_called and news.number is not None:
+            self._rates.decide(news.number, news.before)
+        self._rates.advance(news.before, node.samples_applied)
+        if news.saving:
             self._average_buffers()
             self._write_checkpoint(self.node.settled_at_save)
         for callback in self._after_round:

@@ -59,7 +59,8 @@ def restore(saved: Checkpoint, node: ProcessNode, rates: LearningRates, strategy
         return
     checkpoint.load_optimizer(node.replica.optimizer, saved.tensors.get("optimizer", {}), values["optimizer"])
     rates.load_state_dict(values["scheduler"])
-    node.samples_applied, node.rounds = values["samples_applied"], values["rounds"]
+    node.samples_applied = node.resumed_samples = values["samples_applied"]
+    node.rounds = values["rounds"]
     if values["strategy_name"] == strategy:
         node.state.update(saved.tensors.get("strategy", {}) | values["strategy"])
 

@@ -62,6 +62,11 @@ class Trace:
         if self._recorder is not None:
             self._recorder.write("applied", rank, t, round=round_number, samples=samples, own=own)
 
+    def step(self, rank: int, t: float, round_number: int, samples: int, nbytes: int) -> None:
+        self.ranks[rank].applied += samples
+        if self._recorder is not None:
+            self._recorder.write("step", rank, t, round=round_number, samples=samples, bytes=nbytes)
+
     def discard(self, rank: int, t: float, samples: int, reason: str) -> None:
         self.ranks[rank].discarded += samples
         if self._recorder is not None:

@@ -7,22 +7,28 @@ from typing import Any
 
 from paceline.errors import PacelineError, no_such
 from paceline.strategies.abs_sgd import AbsSgd
+from paceline.strategies.ad_psgd import AdPsgd
 from paceline.strategies.all_reduce import AllReduce
 from paceline.strategies.balanced import Balanced
+from paceline.strategies.d_psgd import DPsgd
 from paceline.strategies.local_sgd import LocalSgd
+from paceline.strategies.matcha import Matcha
 from paceline.strategies.non_blocking import NonBlocking
 from paceline.strategies.rennala import Rennala
 from paceline.strategies.strategy import Strategy
 
-KINDS = (AllReduce, Balanced, LocalSgd, Rennala, AbsSgd, NonBlocking)
+KINDS = (AllReduce, Balanced, LocalSgd, Rennala, AbsSgd, NonBlocking, DPsgd, Matcha, AdPsgd)
 STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in KINDS}
 
 __all__ = [
     "STRATEGIES",
     "AbsSgd",
+    "AdPsgd",
     "AllReduce",
     "Balanced",
+    "DPsgd",
     "LocalSgd",
+    "Matcha",
     "NonBlocking",
     "Rennala",
     "Strategy",

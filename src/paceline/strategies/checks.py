@@ -17,6 +17,12 @@ def at_least(strategy: Strategy, option: str, least: float) -> None:
         _refuse(strategy, option, f"must be a {'whole ' if whole else ''}number of at least {least}")
 
 
+def share_of_one(strategy: Strategy, option: str) -> None:
+    value = getattr(strategy, option)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        _refuse(strategy, option, "must be a number above 0 and at most 1")
+
+
 def one_of(strategy: Strategy, option: str, choices: Sequence[str]) -> None:
     if getattr(strategy, option) not in choices:
         _refuse(strategy, option, "must be one of " + ", ".join(choices))

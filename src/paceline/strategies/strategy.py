@@ -21,6 +21,11 @@ class Strategy(ABC):
     blocking: ClassVar[bool] = False
     """Whether it steps with fresh gradients of all workers, after waiting for all of them."""
 
+    @property
+    def steps_alone(self) -> bool:
+        """Whether ranks step by themselves, so that their models differ: the model of the run is then their mean."""
+        return False
+
     @abstractmethod
     async def worker(self, node: Node) -> None:
         """What one rank does from the first sample to the last."""

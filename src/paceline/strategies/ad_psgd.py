@@ -1,0 +1,120 @@
+"""AD-PSGD: asynchronous and without a centre; pairs of workers average now and then (arXiv 1710.06952).
+
+    worker i, all the time:   g ← g_i(x_i)
+                              x_i, x_j ← (x_i + x_j)/2      atomically, j a random neighbour
+                              x_i ← x_i − η g
+
+[paper]  nobody waits for a round. Who asks (active) and who answers (passive) are the two sides of a bipartite graph,
+         so that no two ever wait for each other.
+[ours]   nobody waits at all: x_i travels to j while i computes, j answers with half the difference after its present
+         micro-batch, and both move by it, one up, one down. If i has stepped meanwhile, the sum of all models is still
+         what it was. So any graph will do, with no sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.node import Message, Node
+from paceline.rules.acid import acid, even_rates
+from paceline.rules.chance import chance
+from paceline.rules.graph_text import graph_of
+from paceline.rules.graphs import Graph
+from paceline.strategies.checks import at_least, one_of
+from paceline.strategies.movers import MOMENTA, Mover, mover
+from paceline.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdPsgd(Strategy):
+    """AD-PSGD: every worker steps at its own speed, and averages with one random neighbour at a time.
+
+    Args:
+        graph: `ring`, `torus`, `complete`, `star`, `exponential`, `erdos-renyi`, or edges as in `0-1+1-2`.
+        probability: of an edge of `erdos-renyi`; 0 for one that makes it connected.
+        seed: of the choice of neighbours, and of `erdos-renyi`.
+        momentum: `local`, `quasi-global` (for unequal data), or `acid` (A²CiD²: faster on large sparse graphs).
+    """
+
+    name: ClassVar[str] = "ad-psgd"
+    graph: str = "complete"
+    probability: float = 0.0
+    seed: int = 0
+    momentum: str = "local"
+
+    def __post_init__(self) -> None:
+        at_least(self, "probability", 0.0)
+        at_least(self, "seed", 0)
+        one_of(self, "momentum", MOMENTA)
+
+    @property
+    def steps_alone(self) -> bool:
+        return True
+
+    async def worker(self, node: Node) -> None:
+        graph = graph_of(self.graph, node.world_size, self.probability, self.seed)
+        constants = acid(graph, even_rates(graph, averagings=2.0))  # one of its own idea, about one of a neighbour's
+        moves = mover(node, self.momentum, constants)
+        pairs = Pairs(node, graph, self.seed, moves)
+        while not node.finished:
+            has_data = True
+            while has_data and not node.called_together:
+                moves.begin()
+                pairs.ask()
+                gradient = await node.gradient()
+                has_data = gradient.count > 0
+                await pairs.hear_what_came()
+                if has_data:
+                    moves.step(gradient)
+            await pairs.leave()
+            node.adopt(await node.mean_model())
+            moves.meet()
+
+
+class Pairs:
+    """A rank's averagings with single neighbours: at most one of its own idea is on its way."""
+
+    def __init__(self, node: Node, graph: Graph, seed: int, moves: Mover) -> None:
+        self._node, self._moves, self._seed = node, moves, seed
+        self._neighbours = graph.neighbours(node.rank)
+        self._inbox = node.receive()
+        self._asked = 0
+        self._answers_due = 0
+        self._gone: set[int] = set()
+
+    def ask(self) -> None:
+        """Send the model to a random neighbour, unless an answer is still due."""
+        here = [rank for rank in self._neighbours if rank not in self._gone]
+        if here and not self._answers_due:
+            draw = chance("partner", self._seed, self._node.rank, self._asked)
+            self._asked, self._answers_due = self._asked + 1, 1
+            self._node.send(here[int(draw * len(here))], "average", self._node.parameters)
+
+    async def hear_what_came(self) -> None:
+        while self._inbox.done:
+            await self._hear_next()
+
+    async def _hear_next(self) -> None:
+        message: Message = await self._inbox
+        self._inbox = self._node.receive()
+        match message.kind:
+            case "average":
+                half = (self._node.parameters - message.tensors[0]).div_(2)
+                self._node.send(message.sender, "half", half)
+                self._moves.move(half.neg_())
+            case "half":
+                self._answers_due = 0
+                self._moves.move(message.tensors[0])
+            case "leaves":
+                self._gone.add(message.sender)
+
+    async def leave(self) -> None:
+        """Ask nobody any more, and answer until nobody asks."""
+        while self._answers_due:
+            await self._hear_next()
+        for rank in self._neighbours:
+            self._node.send(rank, "leaves")
+        while len(self._gone) < len(self._neighbours):
+            await self._hear_next()
+        self._gone.clear()
