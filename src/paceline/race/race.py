@@ -25,6 +25,7 @@ from paceline.report.progress import Progress
 from paceline.report.table import show_race
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.network import Network
+from paceline.strategies import create
 from paceline.summary import summarise
 from paceline.workloads.workload import Workload
 
@@ -79,6 +80,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
 
 
 def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
+    strategy = on_the_graph_of(course.cluster, strategy)
     if course.spec.backend == "processes":
         return _on_processes(course, strategy, folder)
     happened = race_simulated(course.spec, course.workload, course.cluster, strategy)
@@ -86,6 +88,13 @@ def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
     for text in dict.fromkeys(event["text"] for event in happened if event["kind"] == "warning"):
         print(f"{strategy}: {text}")
     return happened
+
+
+def on_the_graph_of(cluster: Cluster, strategy: str) -> str:
+    """The strategy; on the graph that a cluster file describes, if it needs one and names none itself."""
+    if cluster.graph is None or not create(strategy).steps_alone or "graph=" in strategy:
+        return strategy
+    return f"{strategy}:graph={cluster.graph.in_a_word(cluster.workers)}"
 
 
 def lay_out(spec: RaceSpec, workload: Workload) -> Course:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.backends.learners import Data
 from paceline.backends.replica import Replica
@@ -33,13 +33,19 @@ def _race(spec: RaceSpec, workload: Workload, cluster: Cluster, strategy: str) -
     learners = [_learner(spec, workload, rank) for rank in range(cluster.workers)]
     recorder = MemoryRecorder()
     snapshots = Snapshots(workload, spec.seed, spec.seconds)
+    chosen = create(strategy)
+
+    def model() -> Tensor:
+        if not chosen.steps_alone:
+            return learners[0].parameters
+        return torch.stack([learner.parameters for learner in learners]).mean(0)
 
     def look(rank: int, t: float, samples: int) -> None:
         if rank == 0:
-            snapshots.look(t, samples, learners[0].parameters)
+            snapshots.look(t, samples, model)
 
     outcome = simulate(
-        create(strategy),
+        chosen,
         cluster,
         micro_batch=workload.micro_batch,
         seconds=spec.seconds,

@@ -32,15 +32,20 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
         loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
-        if run.rank == 0:
-            run.after_round(lambda: snapshots.look(run.node.now(), run.node.samples_applied, run.node.parameters))
+        alone = run.strategy.steps_alone
+        if run.rank == 0 or alone:
+            run.after_round(
+                lambda: snapshots.look(run.node.now(), run.node.samples_applied, lambda: run.node.parameters)
+            )
         for batch in loader:
             with run.abortable(), device.micro_batch(len(batch[1])):
                 optimizer.zero_grad()
                 workload.loss(model, batch).backward()
             optimizer.step()
+        snapshots.take(run.node.now(), run.node.samples_applied, run.node.parameters)
+        if alone:  # the race is over: this is off the clock
+            snapshots.average(run.rank, run.world_size, run.node.sum_now)
         if run.rank == 0:
-            snapshots.take(run.node.now(), run.node.samples_applied, run.node.parameters)
             torch.set_num_threads(os.cpu_count() or 1)  # the race is over: the cores are free
             for t, samples, metric, loss in snapshots.evaluate():
                 run.report(metric, loss, t=t, samples=samples)

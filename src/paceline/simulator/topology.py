@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import PacelineError, no_such
+from paceline.rules.graph_text import written
 from paceline.rules.graphs import NAMES, RANDOM, Edge, Graph, from_edges, named
 from paceline.rules.matchings import Matchings, given_matchings, matchings
 from paceline.simulator.checks import WrongValueError, number, whole
@@ -83,6 +84,14 @@ class Topology:
             return matchings(graph)
         with _about("matchings"):
             return given_matchings(graph, self.matchings)
+
+    def in_a_word(self, workers: int) -> str:
+        """As an option of a strategy: its edges, in matchings if it has some.
+
+        >>> Topology("ring").in_a_word(workers=4)
+        '0-1+0-3+1-2+2-3'
+        """
+        return written([self.graph_of(workers).edges] if self.matchings is None else self.matchings_of(workers))
 
     def check(self, workers: int) -> None:
         """Protest when it does not fit so many workers."""
