@@ -8,6 +8,7 @@ ring                     one of `graphs.NAMES`
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from paceline.errors import PacelineError
 from paceline.rules.graphs import RANDOM, Edge, Graph, from_edges, named
@@ -23,6 +24,7 @@ def written(matchings: Iterable[Iterable[Edge]]) -> str:
     return "/".join("+".join(f"{one}-{other}" for one, other in group) for group in matchings)
 
 
+@lru_cache(maxsize=64)  # every rank of a simulation asks
 def graph_of(text: str, workers: int, probability: float = 0.0, seed: int = 0) -> Graph:
     """The connected graph that the word stands for.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 
 from paceline.rules.graphs import Graph
 from paceline.rules.matcha import matcha
@@ -34,6 +35,18 @@ class Plan(ABC):
     @abstractmethod
     def mean_weights(self) -> tuple[float, ...]:
         """Of each edge of the graph, over all rounds."""
+
+
+@lru_cache(maxsize=64)  # every rank of a simulation asks
+def every_round(graph: Graph, mixing: str) -> EveryRound:
+    """D-PSGD's plan with one of the rules of `mixing`."""
+    return EveryRound(graph, mixing)
+
+
+@lru_cache(maxsize=64)
+def drawn(graph: Graph, budget: float, seed: int, given: Matchings | None = None) -> Drawn:
+    """MATCHA's plan; see `matcha` for the arguments."""
+    return Drawn(graph, budget, seed, given)
 
 
 class EveryRound(Plan):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.rules.mixing import RULES
-from paceline.rules.plans import EveryRound, Plan
+from paceline.rules.plans import Plan, every_round
 from paceline.strategies.checks import one_of
 from paceline.strategies.gossip import Gossip
 
@@ -39,4 +39,4 @@ class DPsgd(Gossip):
         one_of(self, "mixing", tuple(RULES))
 
     def plan(self, workers: int) -> Plan:
-        return EveryRound(self.graph_for(workers), self.mixing)
+        return every_round(self.graph_for(workers), self.mixing)

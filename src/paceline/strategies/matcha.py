@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.rules.graph_text import matchings_in
-from paceline.rules.plans import Drawn, Plan
+from paceline.rules.plans import Plan, drawn
 from paceline.strategies.checks import share_of_one
 from paceline.strategies.gossip import Gossip
 
@@ -40,4 +40,4 @@ class Matcha(Gossip):
         share_of_one(self, "budget")
 
     def plan(self, workers: int) -> Plan:
-        return Drawn(self.graph_for(workers), self.budget, self.seed, matchings_in(self.graph))
+        return drawn(self.graph_for(workers), self.budget, self.seed, matchings_in(self.graph))
