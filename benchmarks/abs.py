@@ -18,25 +18,26 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from parts.cells import CLUSTERS, cluster_of
-from parts.trials import MICRO_BATCH, MOST_SAMPLES, Kept, Outcome, Trial, micro_batch_of, time_of_round, train
+from parts.comparison import Cell, Comparison, Setting
+from parts.trials import MICRO_BATCH, Judge, Trial, micro_batch_of
 
 from paceline.race.race import run_race
 from paceline.race.spec import RaceSpec
 from paceline.rules.limit import Fit, Limit, fit, limit, split
+from paceline.simulator.cluster import Cluster
 
 RATES = {"nesterov": (0.02, 0.04, 0.08, 0.16), "adamw": (0.001, 0.002, 0.004, 0.008)}
 TARGETS = {"lenet-5": 0.80, "resnet-18": 0.75}
-PATIENCE = 1.25  # while tuning, a rate is given up when it needs so many times the samples of the best so far
+EVALUATE_EVERY, EVALUATED = 1500, 1000  # samples; held-out samples
+MOST_SAMPLES = 60_000
+LOST = (15_000, 0.2)  # accuracy after so many samples: it has diverged, or never began
 OURS = "abs-sgd"
 CURES = ("anticipate", "acco", "extrapolate", "none")
 SPEED_STRATEGIES = ("all-reduce", "balanced", "abs-sgd --paper", "abs-sgd")
@@ -58,93 +59,15 @@ METHODS = {  # how a method is called in the tables: among what it is tuned; @8 
 BASELINES = tuple(METHODS)[:4]
 
 
-@dataclass(frozen=True)
-class Cell:
-    model: str
-    optimizer: str
-    cluster: str
-    comm: float
+def setting(options: argparse.Namespace) -> Setting:
+    def cluster(trial: Trial) -> Cluster:
+        part = micro_batch_of(trial.strategy) / MICRO_BATCH
+        return cluster_of(trial.cluster, trial.comm, trial.seed, options.traces, part)
 
+    def judge(trial: Trial) -> Judge:
+        return Judge("accuracy", TARGETS[trial.model], EVALUATED, EVALUATE_EVERY, MOST_SAMPLES, lost=LOST)
 
-@dataclass(frozen=True)
-class Result:
-    """A method in a cell, at its best: medians over the seeds; None when a seed did not reach the target."""
-
-    strategy: str
-    lr: float
-    seconds: float | None
-    samples: float | None
-    batch: float
-    spread: tuple[float, float]
-
-
-class Comparison:
-    """Runs what is not in the file yet, on several processes."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        options.out.mkdir(parents=True, exist_ok=True)
-        self.kept = Kept(options.out / "runs.jsonl")
-        self._pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (1,))
-        self._running: dict[Trial, Future[Outcome]] = {}
-
-    def outcome(self, trial: Trial, most: int | None = None) -> Outcome:
-        """What the trial comes to in its cell; trained now if it was not yet."""
-        trained = as_trained(trial)
-        self.start(trial, most)
-        if trained in self._running:
-            self.kept.add(trained, self._running.pop(trained).result())
-        found = self.kept.get(trained)
-        assert found is not None
-        if trained == trial or found.seconds is None:
-            return found
-        place = trial.strategy, trial.cluster, trial.comm, trial.seed
-        return replace(found, seconds=time_of_round(*place, found.rounds, self.options.traces))
-
-    def start(self, trial: Trial, most: int | None = None) -> None:
-        """Begin to train it, unless it was trained before, for at least so many samples."""
-        trained = as_trained(trial)
-        found = self.kept.get(trained)
-        enough = found is not None and (
-            found.given_up_after is None or (most is not None and most <= found.given_up_after)
-        )
-        if not enough and trained not in self._running:
-            job = self._pool.submit(train, trained, TARGETS[trial.model], most, self.options.traces)
-            self._running[trained] = job
-
-    def method(self, cell: Cell, name: str) -> Result:
-        """The method at its best options and rate in the cell, over all seeds. A rate at which some seed does not reach
-        the target is passed over for the next best."""
-        ranking = self.tuned(cell, METHODS[name])
-        for strategy, lr in ranking:
-            trials = [self.trial(cell, strategy, lr, seed) for seed in range(self.options.seeds)]
-            for trial in trials:
-                self.start(trial)
-            outcomes = [self.outcome(trial) for trial in trials]
-            seconds = [each.seconds for each in outcomes if each.seconds is not None]
-            samples = [each.samples for each in outcomes if each.samples is not None]
-            if len(seconds) == len(trials):
-                batch = sum(samples) / sum(each.rounds for each in outcomes)
-                spread = min(seconds), max(seconds)
-                return Result(strategy, lr, statistics.median(seconds), statistics.median(samples), batch, spread)
-        return Result(*ranking[0], None, None, 0.0, (0.0, 0.0))
-
-    def tuned(self, cell: Cell, strategies: Sequence[str]) -> list[tuple[str, float]]:
-        """Strategies and rates that reach the target with seed 0, the first to do so first."""
-        found: list[tuple[float, str, float]] = []
-        rates = RATES[cell.optimizer]
-        for strategy in strategies:
-            most = None
-            for lr in sorted(rates, key=lambda lr: abs(rates.index(lr) - 2)):  # from the middle outwards
-                outcome = self.outcome(self.trial(cell, strategy, lr, 0), most)
-                if outcome.samples is not None and outcome.seconds is not None:
-                    most = min(most or MOST_SAMPLES, round(outcome.samples * PATIENCE))
-                    found.append((outcome.seconds, strategy, lr))
-        return [(strategy, lr) for _, strategy, lr in sorted(found)] or [(strategies[0], rates[2])]
-
-    @staticmethod
-    def trial(cell: Cell, strategy: str, lr: float, seed: int) -> Trial:
-        return Trial(cell.model, cell.optimizer, strategy, lr, seed, cell.cluster, cell.comm)
+    return Setting(cluster, judge, as_trained, lambda cell: RATES[cell.optimizer], options.seeds)
 
 
 def as_trained(trial: Trial) -> Trial:
@@ -163,7 +86,7 @@ def fitted(comparison: Comparison, cell: Cell) -> Fit:
     for strategy in METHODS["all-reduce (DDP)"]:
         batch = 4 * micro_batch_of(strategy)
         samples = []
-        for seed in range(comparison.options.seeds):
+        for seed in range(comparison.setting.seeds):
             found = [
                 comparison.kept.get(as_trained(Trial(cell.model, cell.optimizer, strategy, lr, seed, "equal", 0.5)))
                 for lr in RATES[cell.optimizer]
@@ -176,14 +99,16 @@ def fitted(comparison: Comparison, cell: Cell) -> Fit:
 
 
 def cell_limit(comparison: Comparison, cell: Cell, found: Fit) -> Limit:
-    cluster = cluster_of(cell.cluster, cell.comm, 0, comparison.options.traces)
+    cluster = comparison.setting.cluster_of(cell.trial("all-reduce", 0.0, 0))
     speeds = [MICRO_BATCH / cluster.mean_seconds(rank) for rank in range(cluster.workers)]
     return limit(speeds, found.noise_scale, cell.comm)
 
 
-def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | None, dict[str, float]]:
+def report_cell(
+    comparison: Comparison, cell: Cell, methods: list[str]
+) -> tuple[list[str], float | None, dict[str, float]]:
     """The rows of a cell, how many times sooner than the best baseline abs-sgd is there, and shares of the limit."""
-    results = {name: comparison.method(cell, name) for name in comparison.options.methods}
+    results = {name: comparison.method(cell, METHODS[name]) for name in methods}
     found = fitted(comparison, cell)
     least = cell_limit(comparison, cell, found)
     times = [each.seconds for name, each in results.items() if name in BASELINES and each.seconds is not None]
@@ -196,8 +121,9 @@ def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | 
         hardware = each.samples / (least.speed * each.seconds)
         parts = split(least, hardware=hardware, batch=each.batch, samples=each.samples, least_steps=found.least_steps)
         shares[name] = parts.share or 0.0
+        low, high = min(each.by_seed), max(each.by_seed)
         rows.append(
-            f"| {name} | {each.strategy} | {each.lr:g} | {each.seconds:.0f} ({each.spread[0]:.0f}–{each.spread[1]:.0f})"
+            f"| {name} | {each.strategy} | {each.lr:g} | {each.seconds:.0f} ({low:.0f}–{high:.0f})"
             f" | {each.samples:.0f} | {each.batch:.0f} | {parts.share or 0:.2f} | {parts.hardware:.2f} |"
             f" {parts.batch:.2f} | {parts.statistics or 0:.2f} |"
         )
@@ -213,8 +139,7 @@ def report_cell(comparison: Comparison, cell: Cell) -> tuple[list[str], float | 
     return [heading, columns, "|" + "---|" * 10, *rows], sooner, shares
 
 
-def compare(comparison: Comparison) -> None:
-    options = comparison.options
+def compare(comparison: Comparison, options: argparse.Namespace) -> None:
     factors: dict[tuple[str, float], list[float]] = {}
     shares: dict[tuple[str, float], list[str]] = {}
     lines: list[str] = []
@@ -222,7 +147,8 @@ def compare(comparison: Comparison) -> None:
         for optimizer in options.optimizers:
             for cluster in options.clusters:
                 for comm in options.comm:
-                    rows, sooner, of_limit = report_cell(comparison, Cell(model, optimizer, cluster, comm))
+                    cell = Cell(model, optimizer, cluster, comm)
+                    rows, sooner, of_limit = report_cell(comparison, cell, options.methods)
                     print("\n".join(rows), flush=True)
                     lines += rows
                     if sooner:
@@ -255,9 +181,8 @@ def means(options: argparse.Namespace, factors: dict[tuple[str, float], list[flo
     return "| mean of the unequal | " + " | ".join(cells) + " |"
 
 
-def delay(comparison: Comparison) -> None:
+def delay(comparison: Comparison, options: argparse.Namespace) -> None:
     """Samples to target with the same batches, on equal workers: synchronous, and one round late with each cure."""
-    options = comparison.options
     print(f"| model, optimizer, rate | synchronous | {' | '.join(CURES)} |\n" + "|---" * (len(CURES) + 2) + "|")
     for model in options.models:
         for optimizer in options.optimizers:
@@ -269,11 +194,8 @@ def delay(comparison: Comparison) -> None:
             ]
             medians = []
             for strategy in strategies:
-                trials = [comparison.trial(cell, strategy, lr, seed) for seed in range(options.seeds)]
-                for trial in trials:
-                    comparison.start(trial)
-                samples = [comparison.outcome(trial).samples or inf for trial in trials]
-                medians.append(statistics.median(samples))
+                outcomes = comparison.outcomes([cell.trial(strategy, lr, seed) for seed in range(options.seeds)])
+                medians.append(statistics.median([each.samples or inf for each in outcomes]))
             told = [f"{each:.0f} ({each / medians[0]:.2f}×)" if each < inf else "not reached" for each in medians]
             print(f"| {model}, {optimizer}, {lr:g} | {' | '.join(told)} |", flush=True)
 
@@ -332,10 +254,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.speed:
         speed(options)
-    elif options.delay:
-        delay(Comparison(options))
+        return
+    comparison = Comparison(options.out, options.jobs, setting(options))
+    if options.delay:
+        delay(comparison, options)
     else:
-        compare(Comparison(options))
+        compare(comparison, options)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from paceline import workloads
 from paceline.errors import PacelineError
-from paceline.workloads import fashion_mnist
+from paceline.workloads import cifar_10, fashion_mnist
 from paceline.workloads.models import LeNet5, ResNet18
 from paceline.workloads.synthetic import synthetic
 from paceline.workloads.workload import Workload
@@ -105,7 +105,7 @@ def test_fetching_many_samples_is_fetching_each() -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(PacelineError, match="Did you mean 'digits'"):
         workloads.load("digit")
-    with pytest.raises(PacelineError, match="Possible: digits, fashion-mnist, synthetic"):
+    with pytest.raises(PacelineError, match="Possible: cifar-10, digits, fashion-mnist, synthetic"):
         workloads.load("zzz")
     with pytest.raises(PacelineError, match=r"no model for the workload fashion-mnist called 'lenet'.*lenet-5"):
         workloads.load("fashion-mnist", model="lenet")
@@ -206,3 +206,88 @@ def test_wrong_files_are_named(folder: Path) -> None:
     images.write_bytes(images.read_bytes()[:100])
     with pytest.raises(PacelineError, match=r"train-images-idx3-ubyte\.gz.*cannot be read"):
         workloads.load("fashion-mnist", folder)
+
+
+# ---- CIFAR-10: a tiny file of the same fields stands in for the real one
+
+
+def cifar_arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {"class_names": np.array(["a", "b"])}
+    for part, count in (("train", 40), ("test", 12)):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (count, 3, 32, 32)).astype(np.uint8)
+        arrays[f"y_{part}"] = (np.arange(count) % 10).astype(np.uint8)
+    return arrays
+
+
+@pytest.fixture
+def cifar(tmp_path: Path) -> Path:
+    np.savez(tmp_path / cifar_10.FILE, **cifar_arrays())
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", [None, *workloads.MODELS["cifar-10"]])
+def test_cifar_10_from_its_file(cifar: Path, model: str | None) -> None:
+    workload = workloads.load("cifar-10", cifar, model)
+    assert workload.train.x.shape == (40, 3, 32, 32) and len(workload.test_y) == 12
+    assert workload.train.y.dtype == torch.int64 and abs(workload.train.x.mean()) < 0.2
+    net = workload.build_model(0)
+    assert net(workload.test_x).shape == (12, 10)
+    assert workload.loss(net, workload.train[0:2]).item() > 0
+    assert (type(net) is LeNet5) == (model in (None, "lenet-5"))
+
+
+def test_cifar_10s_file_may_lie_in_a_subfolder_and_the_folder_come_from_the_environment(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "all" / "cifar10"
+    below.mkdir(parents=True)
+    (cifar / cifar_10.FILE).rename(below / cifar_10.FILE)
+    assert len(workloads.load("cifar-10", tmp_path / "all").train) == 40
+    monkeypatch.setenv("PACELINE_DATA", str(tmp_path / "all"))
+    assert len(workloads.load("cifar-10").train) == 40
+
+
+def test_a_missing_file_of_cifar_10_tells_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PacelineError, match=r"nowhere or .*nowhere.cifar10.*--data DIR.*cs\.toronto\.edu"):
+        workloads.load("cifar-10", tmp_path / "nowhere")
+    monkeypatch.delenv("PACELINE_DATA", raising=False)
+    with pytest.raises(PacelineError, match=r"is not there\. Give the folder .* PACELINE_DATA"):
+        workloads.load("cifar-10")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"x_train": np.zeros((40, 32, 32, 3), np.uint8)}, r"train images are uint8 of \(40, 32, 32, 3\)"),
+        ({"x_test": np.zeros((12, 3, 32, 32), np.float32)}, "test images are float32"),
+        ({"y_train": np.zeros(39, np.uint8)}, r"labels uint8 of \(39,\)"),
+        ({"y_train": np.full(40, 10, np.uint8)}, "not whole numbers from 0 to 9"),
+        ({"y_test": np.full(12, -1, np.int64)}, "not whole numbers from 0 to 9"),
+        ({"y_test": np.full(12, 0.5)}, "not whole numbers from 0 to 9"),
+        ({"x_test": np.zeros((0, 3, 32, 32), np.uint8), "y_test": np.zeros(0, np.uint8)}, "at least one"),
+        ({"y_train": np.array([0] * 40, dtype=object)}, "cannot be read"),
+    ],
+)
+def test_wrong_arrays_of_cifar_10_are_named(cifar: Path, wrong: dict[str, np.ndarray], words: str) -> None:
+    np.savez(cifar / cifar_10.FILE, **{**cifar_arrays(), **wrong})
+    with pytest.raises(PacelineError, match=words):
+        workloads.load("cifar-10", cifar)
+
+
+def test_a_damaged_file_of_cifar_10_is_told(cifar: Path) -> None:
+    file = cifar / cifar_10.FILE
+    whole = file.read_bytes()
+    for bad in (whole[:1000], whole[:-30], b"", b"no archive", whole[:5000] + b"\xff" * 50 + whole[5050:]):
+        file.write_bytes(bad)
+        with pytest.raises(PacelineError, match=r"cannot be read.*x_train and x_test"):
+            workloads.load("cifar-10", cifar)
+    with file.open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(PacelineError, match="not an npz file"):
+        workloads.load("cifar-10", cifar)
+    arrays = cifar_arrays()
+    del arrays["y_test"]
+    np.savez(file, **arrays)
+    with pytest.raises(PacelineError, match="y_test"):
+        workloads.load("cifar-10", cifar)

@@ -1,4 +1,4 @@
-"""The clusters of the comparison: four workers, in units of what a micro-batch takes a device of speed 1."""
+"""The clusters of the comparisons, in units of what a micro-batch takes a device of speed 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.jitter import Drift, SlowDowns
+from paceline.simulator.jitter import Drift, SlowDowns, SlowRounds
 from paceline.simulator.network import Network
 
 WORKERS = 4
@@ -16,6 +16,16 @@ CLUSTERS = {
     "b": "drifting: AR(1), lag-1 correlation 0.7, spread 0.25",
     "c": "slow-downs ×6 with probability 1/8 a micro-batch",
     "d": "recorded jobs (Alibaba PAI), four workers of each; the seed chooses the job and the place in it",
+}
+
+
+LEARNERS = 8
+STRAGGLERS = {
+    "equal": "eight equal learners",
+    "one-2x": "one 2× slow",
+    "one-4x": "one 4× slow",
+    "half-2x": "half 2× slow",
+    "random-6x": "each 6× slow with probability 1/8 a round",
 }
 
 
@@ -35,3 +45,17 @@ def cluster_of(name: str, comm: float, seed: int, traces: Path, part: float = 1.
         case _:
             job = Cluster.from_trace(str(traces / f"pai_job_{seed % 3 + 1}.csv"), **settings)  # type: ignore[arg-type]
             return replace(job, devices=job.devices[:WORKERS])
+
+
+def stragglers(name: str, comm: float, seed: int) -> Cluster:
+    """Eight learners, some of them slow, whose all-reduce takes `comm` mini-batches. A message to a neighbour is one
+    step of its ring."""
+    slow = {"equal": (0, 1.0), "one-2x": (1, 0.5), "one-4x": (1, 0.25), "half-2x": (4, 0.5), "random-6x": (0, 1.0)}
+    count, speed = slow[name]
+    return Cluster.from_speeds(
+        [1.0] * (LEARNERS - count) + [speed] * count,
+        micro_batch_seconds=1.0,
+        jitter=SlowRounds(6.0, 1 / 8) if name == "random-6x" else None,
+        network=Network(latency=comm / (2 * (LEARNERS - 1))),
+        seed=seed,
+    )

@@ -1,4 +1,4 @@
-"""One training in virtual time, until it reaches the target; what it came to is kept in a file of lines.
+"""One training in virtual time, until its judge ends it; what it came to is kept in a file of lines.
 
 The batches of a blocking method, and of local SGD, do not depend on how long communication takes. So they are trained
 once, and the rounds that they needed are laid over the times of their rounds in each cell, which are simulated without
@@ -12,31 +12,31 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from paceline import workloads
 from paceline.backends.replica import Replica, in_shape
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, simulate
 from paceline.errors import PacelineError
+from paceline.simulator.cluster import Cluster
 from paceline.strategies import create
+from paceline.strategies.strategy import Strategy
 from paceline.workloads.workload import Workload
-from parts.cells import cluster_of
 
 MICRO_BATCH = 32
-EVALUATE_EVERY, EVALUATED, SMOOTHED = 1500, 1000, 3  # samples; held-out samples; evaluations whose mean must reach it
-MOST_SAMPLES = 60_000
-LOST_AFTER, LOST_BELOW = 15_000, 0.2  # accuracy after so many samples: it has diverged, or never began
+SMOOTHED = 3  # evaluations whose mean must reach the target
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to train, and where."""
+    """What to train, and where. `purpose` tells trainings apart that are alike but for how they are judged."""
 
     model: str
     optimizer: str
@@ -45,12 +45,14 @@ class Trial:
     seed: int
     cluster: str
     comm: float
+    data: str = "fashion-mnist"
+    purpose: str = "target"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """When the target was reached: None if it was not. Times are in micro-batches of a device of speed 1. A trial that
-    needed more samples than another rate was given up after so many."""
+    needed more samples than another rate was given up after so many. `score`: the last one, smoothed."""
 
     seconds: float | None
     samples: float | None
@@ -58,6 +60,38 @@ class Outcome:
     diverged: bool
     noise_scale: float | None
     given_up_after: int | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Judge:
+    """When a training has come to its end. Of scores the larger is the better.
+
+    Args:
+        measure: `accuracy` on held-out samples; or `loss` on samples to learn from, whose score is its negative.
+        target: of the smoothed score; infinite to train to the end.
+        evaluated: samples that it is judged by.
+        every: samples from one evaluation to the next.
+        most: samples after which it ends in any case.
+        first: samples before the first evaluation; 0 for as many as between two.
+        lost: after so many samples, below such a score: it has diverged, or never began.
+    """
+
+    measure: str
+    target: float
+    evaluated: int
+    every: int
+    most: int
+    first: int = 0
+    lost: tuple[float, float] = (inf, 0.0)
+
+    @torch.no_grad()
+    def score(self, workload: Workload, model: nn.Module) -> float:
+        if self.measure == "loss":
+            known = workload.train
+            return -float(workload.loss(model, (known.x[: self.evaluated], known.y[: self.evaluated])))
+        x, y = workload.test_x[: self.evaluated], workload.test_y[: self.evaluated]
+        return float((model(x).argmax(1) == y).float().mean())
 
 
 def micro_batch_of(strategy: str) -> int:
@@ -65,70 +99,116 @@ def micro_batch_of(strategy: str) -> int:
     return int(strategy.partition("@")[2] or MICRO_BATCH)
 
 
-class TargetReached(Exception):  # noqa: N818  (it is no error)
+def strategy_of(text: str) -> Strategy:
+    return create(text.partition("@")[0])
+
+
+class Ended(Exception):  # noqa: N818  (it is no error)
     """Ends the simulation."""
 
 
-@lru_cache(maxsize=2)
-def load(model: str) -> Workload:
-    return workloads.load("fashion-mnist", None, model)
+class Rounds:
+    """Counts the rounds of a run. Where ranks step alone, one is over when there have been as many steps as ranks: some
+    may be ahead of others."""
+
+    def __init__(self, strategy: Strategy, workers: int) -> None:
+        self._alone, self._workers = strategy.steps_alone, workers
+        self._steps = self.count = 0
+
+    def over(self, rank: int) -> bool:
+        """The rank has made a step: whether a round is over by it."""
+        if rank and not self._alone:  # all make the same
+            return False
+        self._steps += 1
+        self.count = self._steps // self._workers if self._alone else self._steps
+        return not self._alone or self._steps % self._workers == 0
 
 
-def train(trial: Trial, target: float, most: int | None, traces: Path) -> Outcome:
-    """Train until the target, or for so many samples at most."""
-    workload = load(trial.model)
-    cluster = cluster_of(trial.cluster, trial.comm, trial.seed, traces, micro_batch_of(trial.strategy) / MICRO_BATCH)
-    learners = [_learner(workload, trial, rank) for rank in range(cluster.workers)]
-    judge = workload.build_model(trial.seed)
-    weights = [p.data for p in judge.parameters()]
-    x, y = workload.test_x[:EVALUATED], workload.test_y[:EVALUATED]
-    seen: list[float] = []
-    curve: list[tuple[float, float, float, float]] = []  # smoothed accuracy, time, samples, rounds
-    rounds, following, reached, diverged, given_up = 0, EVALUATE_EVERY, None, False, None
+class Course:
+    """A training under the eyes of its judge."""
 
-    def look(rank: int, t: float, samples: int) -> None:
-        nonlocal rounds, following, reached, diverged, given_up
-        if rank:
+    def __init__(self, trial: Trial, workers: int, judge: Judge, workload: Workload, most: int | None) -> None:
+        self.strategy = strategy_of(trial.strategy)
+        self.learners = [_learner(workload, trial, rank) for rank in range(workers)]
+        self._workload, self._judge, self._most = workload, judge, most
+        self._model = workload.build_model(trial.seed)
+        self._rounds = Rounds(self.strategy, workers)
+        self._following = judge.first or judge.every
+        self._scores: list[float] = []
+        self._curve: list[tuple[float, float, float, float]] = []  # smoothed score, time, samples, rounds
+        self._reached: tuple[float, float, float] | None = None
+        self._given_up: int | None = None
+        self.diverged = False
+
+    def look(self, rank: int, t: float, samples: int) -> None:
+        """Called after each step of a rank; ends the simulation when it is time."""
+        if not self._rounds.over(rank):
             return
-        rounds += 1
-        if most is not None and samples > most:
-            given_up = most
-            raise TargetReached
-        if samples < following:
+        if self._most is not None and samples > self._most:
+            self._given_up = self._most
+            raise Ended
+        if samples < self._following:
             return
-        following = samples + EVALUATE_EVERY
-        for weight, present in zip(weights, in_shape(learners[0].parameters, weights), strict=True):
+        judge = self._judge
+        self._following = samples + judge.every
+        self._scores.append(self._score())
+        if len(self._scores) >= SMOOTHED:
+            smoothed = sum(self._scores[-SMOOTHED:]) / SMOOTHED
+            self._curve.append((smoothed, t, samples, self._rounds.count))
+            if smoothed >= judge.target:
+                self._reached = crossing(self._curve[-2:], judge.target)
+        after, below = judge.lost
+        self.diverged = samples > after and not self._scores[-1] >= below
+        if self._reached or self.diverged or samples > judge.most:
+            raise Ended
+
+    def _score(self) -> float:
+        weights = [p.data for p in self._model.parameters()]
+        for weight, present in zip(weights, in_shape(self._parameters(), weights), strict=True):
             weight.copy_(present)
-        with torch.no_grad():
-            seen.append(float((judge(x).argmax(1) == y).float().mean()))
-        if len(seen) >= SMOOTHED:
-            curve.append((sum(seen[-SMOOTHED:]) / SMOOTHED, t, samples, rounds))
-        if curve and curve[-1][0] >= target:
-            reached = crossing(curve[-2:], target)
-        diverged = samples > LOST_AFTER and seen[-1] < LOST_BELOW
-        if reached or diverged or samples > MOST_SAMPLES:
-            raise TargetReached
+        return self._judge.score(self._workload, self._model)
 
+    def _parameters(self) -> Tensor:
+        """Of the model of the run."""
+        if not self.strategy.steps_alone:
+            return self.learners[0].parameters
+        return torch.stack([learner.parameters for learner in self.learners]).mean(0)
+
+    def outcome(self) -> Outcome:
+        seconds, samples, rounds = self._reached or (None, None, self._rounds.count)
+        score = self._curve[-1][0] if self._curve else None
+        noise = self.learners[0].noise.value
+        return Outcome(seconds, samples, rounds, self.diverged, noise, self._given_up, score)
+
+
+@lru_cache(maxsize=2)
+def load(data: str, model: str, folder: Path | None) -> Workload:
+    return workloads.load(data, folder, model)
+
+
+def train(trial: Trial, cluster: Cluster, judge: Judge, folder: Path | None, most: int | None) -> Outcome:
+    """Train until the judge ends it, or for so many samples at most. `folder`: of data that need one."""
+    workload = load(trial.data, trial.model, folder)
+    course = Course(trial, cluster.workers, judge, workload, most)
     try:
         simulate(
-            create(trial.strategy.partition("@")[0]),
+            course.strategy,
             cluster,
             micro_batch=micro_batch_of(trial.strategy),
             data=Data(len(workload.train)),
             seconds=1e9,
-            learners=learners,
-            on_applied=look,
+            learners=course.learners,
+            on_applied=course.look,
         )
-    except TargetReached:
+    except Ended:
         pass
     except PacelineError:  # no finite gradient any more
-        diverged = True
-    seconds, samples, at_round = reached or (None, None, rounds)
-    return Outcome(seconds, samples, at_round, diverged, learners[0].noise.value, given_up)
+        course.diverged = True
+    return course.outcome()
 
 
 def crossing(last: Sequence[tuple[float, float, float, float]], target: float) -> tuple[float, float, float]:
-    """Time, samples and rounds at which the accuracy reached the target, on a line between the last two evaluations."""
+    """Time, samples and rounds at which the score reached the target, on a line between the last two evaluations."""
     before, after = last[0], last[-1]
     part = (target - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 1.0
     t, samples, rounds = (a + part * (b - a) for a, b in zip(before[1:], after[1:], strict=True))
@@ -147,24 +227,20 @@ def _learner(workload: Workload, trial: Trial, rank: int) -> ReplicaLearner:
 
 
 @lru_cache(maxsize=256)
-def time_of_round(strategy: str, cluster: str, comm: float, seed: int, rounds: float, traces: Path) -> float:
-    """When the round ends in a cell, without gradients; of part of a round, that part of it later."""
+def time_of_round(strategy: str, cluster: Cluster, rounds: float) -> float:
+    """When the round ends on a cluster, without gradients; of part of a round, that part of it later."""
     times: list[float] = [0.0]
+    course = strategy_of(strategy)
+    counted = Rounds(course, cluster.workers)
 
     def look(rank: int, t: float, samples: int) -> None:
-        if rank == 0:
+        if counted.over(rank):
             times.append(t)
             if len(times) > rounds + 1:
-                raise TargetReached
+                raise Ended
 
-    with contextlib.suppress(TargetReached):
-        simulate(
-            create(strategy.partition("@")[0]),
-            cluster_of(cluster, comm, seed, traces, micro_batch_of(strategy) / MICRO_BATCH),
-            micro_batch=micro_batch_of(strategy),
-            seconds=1e9,
-            on_applied=look,
-        )
+    with contextlib.suppress(Ended):
+        simulate(course, cluster, micro_batch=micro_batch_of(strategy), seconds=1e9, on_applied=look)
     whole = int(rounds)
     return times[whole] + (rounds - whole) * (times[whole + 1] - times[whole])
 

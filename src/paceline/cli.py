@@ -39,9 +39,12 @@ def race(
         "all-reduce,balanced,abs-sgd"
     ),
     speeds: SpeedsOption = None,
-    workload: Annotated[str, typer.Option(help="digits, fashion-mnist or synthetic.")] = "digits",
+    workload: Annotated[str, typer.Option(help="cifar-10, digits, fashion-mnist or synthetic.")] = "digits",
     model: Annotated[
-        str | None, typer.Option(help="mlp; for fashion-mnist lenet-5 (its default), mlp or resnet-18.")
+        str | None,
+        typer.Option(
+            help="mlp; for fashion-mnist lenet-5 (its default), mlp or resnet-18; for cifar-10 lenet-5 or resnet-18."
+        ),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the workload's for the optimizer.")] = None,

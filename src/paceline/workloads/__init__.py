@@ -14,7 +14,12 @@ from paceline.errors import no_such
 if TYPE_CHECKING:
     from paceline.workloads.workload import Workload
 
-MODELS = {"digits": ("mlp",), "fashion-mnist": ("lenet-5", "mlp", "resnet-18"), "synthetic": ("mlp",)}
+MODELS = {
+    "cifar-10": ("lenet-5", "resnet-18"),
+    "digits": ("mlp",),
+    "fashion-mnist": ("lenet-5", "mlp", "resnet-18"),
+    "synthetic": ("mlp",),
+}
 """What each workload can train; its usual model first."""
 NAMES = tuple(MODELS)
 OPTIMIZERS = ("sgd", "nesterov", "adamw")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.workloads.models import MLP, LeNet5, ResNet18
-from paceline.workloads.workload import Samples, Workload, choose_model
+from paceline.workloads.workload import Samples, Workload, choose_model, data_folders
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the files."""
@@ -54,8 +53,7 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
 
 
 def _folder(data: Path | None) -> Path:
-    given = data or (Path(os.environ["PACELINE_DATA"]) if os.environ.get("PACELINE_DATA") else None)
-    places = [given, given / "fashion-mnist"] if given else [DEBIAN_FOLDER]
+    places = data_folders(data, "fashion-mnist") or [DEBIAN_FOLDER]
     for place in places:
         if any(place.glob("train-images-idx3-ubyte*")):
             return place

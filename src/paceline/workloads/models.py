@@ -28,16 +28,23 @@ class MLP(nn.Sequential):
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 for 1×28×28 images, with ReLU and max-pooling as is usual today (LeCun et al. 1998: tanh, averages).
+    """LeNet-5 for small images, with ReLU and max-pooling as is usual today (LeCun et al. 1998: tanh, averages).
+
+    Args:
+        classes: of the logits.
+        channels: of the images.
+        size: of the images, 28 or 32.
 
     >>> sum(p.numel() for p in LeNet5().parameters())
     61706
+    >>> sum(p.numel() for p in LeNet5(channels=3, size=32).parameters())
+    62006
     """
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self, classes: int = 10, channels: int = 1, size: int = 28) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 6, 5, padding=2),  # the paper's images are 32×32: padding makes up for it
+            nn.Conv2d(channels, 6, 5, padding=(32 - size) // 2),  # the paper's are 32×32: padding makes up for it
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5),

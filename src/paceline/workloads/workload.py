@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that every PyTorch user knows)
@@ -119,6 +121,13 @@ class Workload:
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
         model.train(was_training)
         return right / len(self.test_y), loss / len(self.test_y)
+
+
+def data_folders(data: Path | None, name: str) -> list[Path]:
+    """Where the files of a workload may lie: in the folder that the user gave, else in the environment's PACELINE_DATA,
+    or in a subfolder of this name; none if neither is given."""
+    given = data or (Path(os.environ["PACELINE_DATA"]) if os.environ.get("PACELINE_DATA") else None)
+    return [given, given / name] if given else []
 
 
 def choose_model(
