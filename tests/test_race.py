@@ -158,7 +158,7 @@ def test_snapshots_go_by_time_and_not_by_samples() -> None:
     flat = torch.nn.utils.parameters_to_vector(model.parameters())
     seen = [(0.0, 1), (0.5, 33), (1.0, 34), (1.9, 500), (2.1, 501)]
     for t, samples in seen:
-        snapshots.look(t, samples, flat)
+        snapshots.look(t, samples, lambda: flat)
     flat.data.zero_()
     snapshots.take(2.2, 502, flat)
     found = list(snapshots.evaluate())

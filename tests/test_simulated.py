@@ -19,7 +19,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Crash, Fault, Hang, LateJoin, Partition, SlowDown
 from paceline.simulator.jitter import LogNormal
 from paceline.simulator.network import Network
-from paceline.strategies import AbsSgd, AllReduce, Balanced, Strategy
+from paceline.strategies import AbsSgd, AllReduce, Balanced, DPsgd, Strategy
 from paceline.summary import account, summarise
 
 MIXED = (1, 1, 0.5, 0.25)
@@ -274,15 +274,23 @@ def test_mistakes_explain_themselves(how: str, said: str) -> None:
         simulate(Broken(how=how), cluster(1, 1, 1), seconds=0.5)
 
 
-def test_timing_only_has_no_parameters_and_no_torch() -> None:
-    with pytest.raises(PacelineError, match="timing-only"):
-        TimingLearner().parameters  # noqa: B018  (asking is what raises)
+def test_timing_only_needs_no_torch_also_where_models_travel() -> None:
     code = (
-        "import sys; from paceline.backends.simulated import simulate; from paceline.strategies import AbsSgd;"
-        "from paceline.simulator.cluster import Cluster; simulate(AbsSgd(), Cluster.from_speeds([1, 1]), seconds=1);"
-        "sys.exit('torch' in sys.modules)"
+        "import sys; from paceline.backends.simulated import simulate; from paceline.strategies import create;"
+        "from paceline.simulator.cluster import Cluster; cluster = Cluster.from_speeds([1, 0.5, 0.5]);"
+        "texts = ['abs-sgd', 'd-psgd', 'matcha:momentum=acid', 'ad-psgd', 'non-blocking:topology=d-psgd'];"
+        "runs = [simulate(create(text), cluster, seconds=1) for text in texts];"
+        "assert all(run.samples_applied for run in runs); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_timing_only_models_weigh_what_real_ones_do() -> None:
+    sent = [
+        simulate(DPsgd(), cluster(1, 1, 1), seconds=1.0, learners=[TimingLearner(nbytes=nbytes)] * 3).bytes_sent
+        for nbytes in (1000, 3000)
+    ]
+    assert sent[1] == 3 * sent[0] > 0
 
 
 def test_thousands_of_workers() -> None:

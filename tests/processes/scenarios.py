@@ -111,6 +111,7 @@ class Diary:
             "final": node.parameters.tolist(),
             "applied": node.samples_applied,
             "rounds": node.rounds,
+            "alone": self._run.strategy.steps_alone,
             **more,
         }
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from paceline.node import GIVEN_UP
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, create
 from paceline.summary import account
 
 Ranks = Callable[..., Any]
+TOGETHER = [name for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for the others
 SAMPLES = 90
 
 
@@ -59,7 +60,7 @@ def test_the_ledger_of_a_run_that_asks_for_everything(ranks: Ranks, nproc: int) 
     assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (books.applied, discarded)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "abs-sgd:delay_cure=acco", "abs-sgd:min_micro_batches=3"])
+@pytest.mark.parametrize("strategy", [*TOGETHER, "abs-sgd:delay_cure=acco", "abs-sgd:min_micro_batches=3"])
 def test_the_state_in_the_middle_of_training_is_the_committed_one(ranks: Ranks, strategy: str) -> None:
     outcome = ranks("train_looking", 2, strategy=strategy, samples=SAMPLES)
     first, *_ = outcome.facts

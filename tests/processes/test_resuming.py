@@ -13,10 +13,11 @@ import torch
 
 from paceline.control.ledger import order
 from paceline.run.checkpoint import read
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, create
 
 SAMPLES, EPOCHS = 50, 3
 Ranks = Callable[..., Any]
+TOGETHER = [name for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for the others
 
 
 def used_by(path: Path) -> list[tuple[int, int]]:
@@ -36,7 +37,7 @@ def checkpoints(outcome: Any) -> list[Path]:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", TOGETHER)
 def test_what_a_checkpoint_holds_is_where_the_next_run_begins(
     ranks: Ranks, strategy: str, before: int, after: int
 ) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from paceline.run.checkpoint import read
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, create
 
 SAMPLES, MICRO_BATCH, EPOCHS, START = 120, 4, 3, 0.05
 Ranks = Callable[..., Any]
+TOGETHER = [name for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for the others
 Rates = list[tuple[int, float]]
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "exponential": lambda optimizer: schedules.ExponentialLR(optimizer, gamma=0.9),
@@ -62,7 +63,7 @@ def assert_alike(outcome: Any) -> None:
 
 
 @pytest.mark.parametrize("stepped", ["micro-batch", "epoch"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", TOGETHER)
 def test_a_schedule_stepped_in_the_loop_moves_by_samples(ranks: Ranks, strategy: str, stepped: str) -> None:
     options = {"samples": SAMPLES, "epochs": EPOCHS, "stepped": stepped, "slow": {"1": 0.01}}
     outcome = ranks("train_scheduled", 2, strategy=strategy, **options)
@@ -109,7 +110,7 @@ def test_a_schedule_that_nobody_steps_stands_still(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", TOGETHER)
 def test_a_resumed_run_goes_on_with_the_schedule(ranks: Ranks, strategy: str, after: int) -> None:
     """Also with another number of ranks: what a step of the schedule stands for is as it was."""
     options = {"strategy": strategy, "samples": SAMPLES, "epochs": 4, "told": False}

@@ -31,6 +31,9 @@ Y = X @ torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64) + 0.3 * torch.s
 
 MeanGradient = Callable[[Tensor, NDArray[np.int64]], Tensor]
 """Of the mean loss at these parameters over these samples."""
+Step = Callable[[int, Tensor, Tensor, Tensor, int], Tensor]
+"""A rank, its model, what mixing adds to it, the sum of its gradients and over how many samples that is: its model
+after the round."""
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 PLAIN: MakeOptimizer = partial(torch.optim.SGD, lr=0.1)
 
@@ -78,15 +81,22 @@ class Played:
 
     def contributions(self, rank: int) -> list[list[MicroBatch]]:
         """What the rank brought to each round: as much as its joining says, in the order of computing."""
+        return self._parts(rank, "join")
+
+    def own_steps(self, rank: int) -> list[list[MicroBatch]]:
+        """What each step was made of that the rank made alone; nothing of a step that only mixed."""
+        return self._parts(rank, "step")
+
+    def _parts(self, rank: int, kind: str) -> list[list[MicroBatch]]:
         queue = list(self.micro_batches[rank])
         parts = []
-        for event in self.of_kind("join", rank):
+        for event in self.of_kind(kind, rank):
             part: list[MicroBatch] = []
             while sum(len(each.indices) for each in part) < event["samples"]:
                 part.append(queue.pop(0))
             assert sum(len(each.indices) for each in part) == event["samples"], "a micro-batch is not cut"
             parts.append(part)
-        assert not queue, "all that was computed was brought to a round"
+        assert not queue, "all that was computed was brought to a round, or used"
         return parts
 
     def sum_of(self, part: Sequence[MicroBatch]) -> tuple[Tensor, int]:
@@ -130,8 +140,8 @@ class Flat(nn.Module):
         self.w = nn.Parameter(start.clone())
 
 
-def learner(played: Played, rank: int, samples: int, optimizer: MakeOptimizer) -> ReplicaLearner:
-    model, record = Flat(played.start), list[MicroBatch]()
+def learner(played: Played, rank: int, start: Tensor, samples: int, optimizer: MakeOptimizer) -> ReplicaLearner:
+    model, record = Flat(start), list[MicroBatch]()
     played.micro_batches.append(record)
 
     def backward(model: nn.Module, indices: NDArray[np.int64]) -> None:
@@ -148,15 +158,18 @@ def train(
     *,
     optimizer: MakeOptimizer = PLAIN,
     gradient: MeanGradient = least_squares,
-    start: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+    start: Sequence[float] | Sequence[Sequence[float]] = (1.0, 1.0, 1.0, 1.0),
     samples: int = SAMPLES,
     epochs: int = 2,
     micro_batch: int = 8,
 ) -> Played:
-    """Train until the data ends. With `speeds` a micro-batch of a device of speed 1 takes 1 s, and the network none."""
-    played = Played(gradient, torch.tensor(start, dtype=torch.float64))
+    """Train until the data ends. With `speeds` a micro-batch of a device of speed 1 takes 1 s, and the network none.
+    `start` may be one for each rank: a strategy that keeps a model on each has to draw them together."""
     cluster = speeds if isinstance(speeds, Cluster) else Cluster.from_speeds(speeds, micro_batch_seconds=1.0)
-    played.learners = [learner(played, rank, samples, optimizer) for rank in range(cluster.workers)]
+    given = torch.tensor(start, dtype=torch.float64)
+    starts = given.expand(cluster.workers, -1)
+    played = Played(gradient, given if given.dim() == 1 else given.mean(0))
+    played.learners = [learner(played, rank, own, samples, optimizer) for rank, own in enumerate(starts)]
     played.committed = [[] for _ in played.learners]
     recorder = MemoryRecorder()
 
@@ -181,6 +194,59 @@ def train(
     return played
 
 
+def alone_by_hand(
+    played: Played, matrix: Callable[[int], NDArray[np.float64]], step: Step
+) -> tuple[list[list[Tensor]], Tensor]:
+    """The rounds of ranks that step alone, by the equations and nothing else: each rank's models after its steps, and
+    the mean of all at the end. It is told only which samples each step had. Who finds no data has taken part in one
+    last round; from the next on its neighbours keep its weight.
+
+    Args:
+        played: the run; every gradient must have been computed at the rank's model of the round.
+        matrix: W of each round.
+        step: how a model moves.
+    """
+    workers = len(played.learners)
+    parts = [played.own_steps(rank) for rank in range(workers)]
+    models, after, gone = [played.start] * workers, [list[Tensor]() for _ in range(workers)], set[int]()
+    number = 0
+    while len(gone) < workers:
+        weights, before, out_of_data = matrix(number), list(models), set[int]()
+        for rank in sorted(set(range(workers)) - gone):
+            here = [other for other in range(workers) if other != rank and other not in gone]
+            pulls = [weights[rank, other] * (before[other] - before[rank]) for other in here]
+            pull = sum(pulls, torch.zeros_like(played.start))
+            if number == len(parts[rank]):
+                models[rank] = before[rank] + pull
+                out_of_data.add(rank)
+                continue
+            for _, point in parts[rank][number]:
+                torch.testing.assert_close(point, before[rank], rtol=1e-10, atol=1e-12)
+            models[rank] = step(rank, before[rank], pull, *played.sum_of(parts[rank][number]))
+            after[rank].append(models[rank])
+        gone |= out_of_data
+        number += 1
+    return after, torch.stack(models).mean(0)
+
+
+def check_alone(
+    played: Played, matrix: Callable[[int], NDArray[np.float64]], step: Step, but_before_empty_steps: bool = False
+) -> None:
+    """All models of all ranks after all rounds are those of the equations, and at the end all hold the same bits.
+    `but_before_empty_steps`: do not look at what was told of a round when the next one was over as soon as it began."""
+    after, mean = alone_by_hand(played, matrix, step)
+    for rank, expected in enumerate(after):
+        *committed, last = played.committed[rank]
+        assert len(committed) == len(expected)
+        following = [bool(part) for part in played.own_steps(rank)[1:]] + [True]
+        for found, model, looked_at in zip(committed, expected, following, strict=True):
+            if looked_at or not but_before_empty_steps:
+                torch.testing.assert_close(found, model, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(last, mean, rtol=1e-10, atol=1e-12)
+        assert torch.equal(last, played.committed[0][-1])
+    assert sum(map(len, after)) > 20 and not torch.equal(after[0][1], after[1][1]), "it was worth looking"
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """For a few numbers more threads only take turns."""
@@ -193,3 +259,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def play() -> Callable[..., Played]:
     return train
+
+
+@pytest.fixture
+def as_by_hand() -> Callable[..., None]:
+    return check_alone

@@ -10,6 +10,7 @@ from paceline.backends.learners import Data
 from paceline.backends.simulated import Simulation, simulate
 from paceline.record import Event, MemoryRecorder
 from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import LateJoin
 from paceline.simulator.jitter import Exponential, Jitter, SlowRounds
 from paceline.strategies import AllReduce, NonBlocking
 from paceline.summary import account
@@ -75,6 +76,15 @@ def test_who_keeps_its_place_ends_a_round_too() -> None:
         _, events = recorded(NonBlocking(mini_batches=3, carry=carry), (1.0, 0.5), Data(4 * 3 * 40, 1))
         joins = [event for event in events if event["kind"] == "join" and event["rank"] == 0 and event["samples"]]
         assert sum(event["samples"] < 12 for event in joins[:-1]) >= short_rounds
+
+
+@pytest.mark.xfail(reason="the node of a rank that has not begun has no `until`", raises=AttributeError, strict=True)
+@pytest.mark.parametrize("topology", ["ring-all-reduce", "d-psgd"])
+def test_a_round_may_be_over_before_a_rank_has_begun(topology: str) -> None:
+    late = LateJoin(rank=1, at=100.0)
+    cluster = Cluster.from_speeds([1.0] * 3, micro_batch_seconds=1.0, faults=[late])
+    run = simulate(NonBlocking(topology=topology), cluster, micro_batch=MICRO_BATCH, data=Data(400, 1))
+    assert run.samples_applied == 400
 
 
 @settings(max_examples=30, deadline=None)
