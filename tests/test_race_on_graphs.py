@@ -194,7 +194,6 @@ def test_moments_that_nobody_was_looked_at_in_have_no_mean() -> None:
     assert [row[:2] for row in kept[0].evaluate()] == [(0.0, 1), (50.5, 2), (60.0, 3)]
 
 
-@pytest.mark.xfail(reason="moments behind the length of the race share one place", strict=True)
 def test_a_race_that_begins_late_is_looked_at_to_its_end() -> None:
     """The clock of a real run begins with the launch, and ranks take seconds to come up."""
     late = 25.0

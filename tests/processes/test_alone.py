@@ -22,8 +22,8 @@ Ranks = Callable[..., Any]
 AHEAD = "samples that were handed out before this rank's newest count as applied, though others still compute them"
 
 
-def everything(epochs: int = EPOCHS) -> Counter[tuple[int, int]]:
-    return Counter((epoch, index) for epoch in range(epochs) for index in range(SAMPLES))
+def everything() -> Counter[tuple[int, int]]:
+    return Counter((epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES))
 
 
 def assert_ended_alike(outcome: Any, used_before: int = 0) -> None:
@@ -114,7 +114,6 @@ def test_the_record_tells_steps_and_what_they_sent(ranks: Ranks) -> None:
         assert {event["bytes"] for event in steps[:-3]} <= {2 * 4 * 8}, "four numbers to two neighbours"
 
 
-@pytest.mark.xfail(reason="what all ranks have settled counts as applied, dropped or not", strict=True)
 def test_what_is_dropped_does_not_count_as_applied(ranks: Ranks) -> None:
     outcome = ranks("train", 2, strategy="ad-psgd", samples=SAMPLES, bad=5)
     applied = account(outcome.events).applied
@@ -172,7 +171,6 @@ def test_a_checkpoint_in_the_middle_is_the_mean_and_the_next_run_does_exactly_th
         assert saved.tensors["strategy"]["quasi_global"].shape == (4,), "rank 0's: the others go on from it too"
 
 
-@pytest.mark.xfail(reason=AHEAD, strict=False)  # on a very busy machine the slow rank may have no samples in its hands
 def test_a_checkpoint_and_its_resumed_run_count_samples_exactly(ranks: Ranks) -> None:
     """A slow rank has early samples in its hands when the others are far ahead: they are not applied yet."""
     options = {"strategy": "ad-psgd", "slow": {"1": 0.2}}
@@ -201,24 +199,26 @@ def test_whoever_saves_and_however_often_all_meet(ranks: Ranks) -> None:
     ("strategy", "scheduled"), [("ad-psgd", "micro-batch"), ("ad-psgd", "epoch"), ("d-psgd", "epoch")]
 )
 def test_a_schedule_stepped_in_the_loop_moves_by_samples(ranks: Ranks, strategy: str, scheduled: str) -> None:
-    outcome = ranks("train_meeting", 3, strategy=strategy, epochs=4, scheduled=scheduled, slow={"1": 0.01})
-    assert outcome.seen == everything(4)
+    """Of so many samples that the first call of a loop is known long before half an epoch is over."""
+    options = {"samples": 240, "epochs": 3, "scheduled": scheduled, "slow": {"1": 0.01}}
+    outcome = ranks("train_meeting", 3, strategy=strategy, **options)
+    assert outcome.seen == Counter((epoch, index) for epoch in range(3) for index in range(240))
     assert_ended_alike(outcome)
-    portion = SAMPLES if scheduled == "epoch" else 3 * 4
+    portion = 240 if scheduled == "epoch" else 3 * 4
     for fact in outcome.facts:
         rates = fact["rates"]
         moved = next(number for number, (_, rate) in enumerate(rates) if rate != RATE)
-        for applied, rate in rates[moved:]:
-            assert math.isclose(rate, RATE * 0.9 ** (applied // portion)), "each rank by what it knows to be applied"
+        furthest = 0  # what a rank guesses between meetings may be too much; schedules do not go back
+        for number, (applied, rate) in enumerate(rates):
+            furthest = max(furthest, applied)
+            if number >= moved:
+                assert math.isclose(rate, RATE * 0.9 ** (furthest // portion)), "by what it knows to be applied"
         assert rates[-1] == outcome.facts[0]["rates"][-1], "and all the same in the end"
 
 
 # ---- losses
 
 
-@pytest.mark.xfail(
-    reason="who never waits never looks around: it learns of the loss at the end of its data", strict=True
-)
 def test_who_never_waits_learns_soon_that_a_rank_is_lost(ranks: Ranks) -> None:
     """Rank 1 is killed in its fifth micro-batch; there is data for some three hundred rounds of each of the others."""
     outcome = ranks("train_until_killed", 3, fails=True, strategy="ad-psgd", victim=1)

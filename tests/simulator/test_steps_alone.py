@@ -113,7 +113,6 @@ def test_a_step_alone_is_a_round_of_its_own_and_its_samples_are_used() -> None:
     assert counts == sorted(counts) and counts[-1] == 2 * SAMPLES, "as many as all ranks have used"
 
 
-@pytest.mark.xfail(reason="a rank's count is that of its own last step", strict=True)
 def test_after_a_meeting_every_rank_knows_how_many_samples_all_have_used() -> None:
     told: dict[int, int] = {}
     simulate(

@@ -102,14 +102,12 @@ def test_each_step_counts_its_own_micro_batch_and_none_is_lost(play: Play) -> No
 # ---- pairs
 
 
-@pytest.mark.xfail(reason=SWAPPED, strict=True)
 def test_two_equal_workers_meet_in_the_middle(play: Play) -> None:
     played = play(AdPsgd(), (1.0, 1.0), gradient=no_gradient, start=[[0.0], [8.0]], samples=160, epochs=1)
     for number in range(2, 9):
         assert [float(models[number]) for models in played.committed] == [4.0, 4.0]
 
 
-@pytest.mark.xfail(reason=SWAPPED, strict=True)
 @pytest.mark.parametrize("workers", [4, 12])
 def test_equal_workers_draw_together_also_with_a_second_copy(play: Play, workers: int) -> None:
     """Without any jitter all ask at the same moments, as on a cluster of equal machines."""

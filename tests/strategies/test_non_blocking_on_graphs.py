@@ -71,7 +71,6 @@ def test_a_step_is_of_what_is_finished_over_the_whole_batch(
     assert len(finished) > 3, "and some a part"
 
 
-@pytest.mark.xfail(reason="it is told of the round after the model has moved on with the next", strict=True)
 def test_a_round_is_told_where_it_ended_also_when_the_next_is_over_at_once(play: Play, as_by_hand: AsByHand) -> None:
     """A rank that is late finds the next round signalled and the models of its neighbours there."""
 

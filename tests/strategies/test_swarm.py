@@ -19,15 +19,14 @@ from paceline.strategies import create
 from paceline.summary import account
 
 ONE_SEED = os.environ.get("PACELINE_SWARM_SEED")
-NOT_LATE = ("non-blocking",)  # a signal to a rank that has not begun: see test_non_blocking
 MOST_WORKERS, SECONDS = 7, 12.0  # about as long as a run lasts: faults fall into it
 JITTERS: Sequence[Jitter] = (Constant(), LogNormal(0.3), Exponential(), Pareto(1.5), SlowDowns(6, 0.2), Drift(0.7, 0.5))
 
 
-def fault_of(draw: random.Random, workers: int, late: bool) -> Fault:
-    """One that ends; `late`: a rank may also come late."""
+def fault_of(draw: random.Random, workers: int) -> Fault:
+    """One that ends."""
     at, duration, rank = draw.uniform(0, SECONDS), draw.uniform(0.1, SECONDS), draw.randrange(workers)
-    kinds = ["hang", "slow-down", *(["partition"] if workers > 1 else []), *(["late-join"] if late else [])]
+    kinds = ["hang", "slow-down", "late-join", *(["partition"] if workers > 1 else [])]
     match draw.choice(kinds):
         case "hang":
             return Hang(rank=rank, at=at, duration=duration)
@@ -40,7 +39,7 @@ def fault_of(draw: random.Random, workers: int, late: bool) -> Fault:
     return Partition(groups=tuple(tuple(each) for each in (ranks[:cut], ranks[cut:]) if each), at=at, duration=duration)
 
 
-def cluster_of(draw: random.Random, seed: int, late: bool) -> Cluster:
+def cluster_of(draw: random.Random, seed: int) -> Cluster:
     workers = draw.randint(1, MOST_WORKERS)
     network = Network(
         latency=draw.choice([0.0, 0.001, 0.3, 4.0]),
@@ -52,7 +51,7 @@ def cluster_of(draw: random.Random, seed: int, late: bool) -> Cluster:
         micro_batch_seconds=0.5,
         jitter=draw.choice(JITTERS),
         network=network,
-        faults=[fault_of(draw, workers, late) for _ in range(draw.randint(0, 4))],
+        faults=[fault_of(draw, workers) for _ in range(draw.randint(0, 4))],
         seed=seed,
     )
 
@@ -65,7 +64,7 @@ def graph_of(draw: random.Random, workers: int) -> str:
 
 def play(strategy: str, seed: int) -> None:
     draw = random.Random(f"{strategy} {seed}")
-    cluster = cluster_of(draw, seed, late=strategy not in NOT_LATE)
+    cluster = cluster_of(draw, seed)
     text = f"{strategy}:graph={graph_of(draw, cluster.workers)}:seed={seed}"
     if strategy == "non-blocking":
         options = draw.choice(["", ":unfinished=finish", ":carry", ":mini_batches=2", ":unfinished=finish:carry"])

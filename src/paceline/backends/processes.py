@@ -15,7 +15,7 @@ from paceline.backends.collectives import Collectives, CollectiveWork
 from paceline.backends.driver import DrivenNode, WaitableWork
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.replica import Replica
-from paceline.backends.rounds import FLAGS, RoundNews, RoundTotal, extra_numbers
+from paceline.backends.rounds import FLAGS, RoundNews, RoundTotal, extra_of
 from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
 from paceline.node import GIVEN_UP, Gradient, Message, Work
@@ -63,7 +63,7 @@ class ProcessNode(DrivenNode):
         self._check_peers = check_peers
         self.rounds = 0
         self.progress = [0] * self.world_size  # samples that each rank has brought to an end, over all rounds
-        self.samples_applied = self.resumed_samples = 0
+        self.samples_applied = self.resumed_samples = self._furthest = 0
         self.samples_computed = 0
         self.out_of_data = False
         self.save_wanted = self.scheduler_called = False
@@ -77,6 +77,8 @@ class ProcessNode(DrivenNode):
         self._news: RoundNews | None = None
         self._discarded = 0  # samples, since the last contribution or step alone
         self._settled_alone = 0  # samples, since the last round of all ranks
+        self._dropped_alone = 0  # of those, the ones that were discarded
+        self._dropped = 0  # by all ranks in steps alone, until the last round of all
         self._sent = 0  # bytes of messages, since the last of either
         self._norm = 0.0  # of the last applied gradient
         self._last_backward: torch.cuda.Event | None = None
@@ -164,20 +166,25 @@ class ProcessNode(DrivenNode):
         if settled:
             self._watch.see(self.rounds, self._norm, count, True, self.replica.steps.learning_rate)
         self._settled_alone += settled
+        self._dropped_alone += settled - count
         self.progress[self.rank] += settled
         self._recorder.write("step", self.rank, self._now(), round=self.rounds, samples=count, bytes=self._sent)
         self._sent = 0
         # What the others do is not known here. But samples go out in one order, so that those handed out before this
         # rank's newest are about those that all ranks have applied.
         newest = max((part.stop for part in gradient.samples), default=0)
-        self._count_round(RoundNews(None, self.samples_applied), max(newest, self.samples_applied))
+        self._count_round(None, max(newest, self.samples_applied))
+        self.suspended()  # at once: when the next round is over too, nothing is waited for in between
+        self.look_around()  # who steps alone may never wait for anybody
 
     def _round_applied(self, total: RoundTotal) -> None:
-        news = RoundNews(total.parts[-1][0], self.samples_applied, total.saving, total.scheduler_called)
         self._finished = not total.working
         self.progress = [before + int(more) for before, more in zip(self.progress, total.settled, strict=True)]
-        known = self.resumed_samples + sum(self.progress) if total.of_models else 0
-        self._count_round(news, max(known, self.samples_applied + sum(count for _, count, _ in total.parts)))
+        self._dropped += total.dropped
+        applied = self.samples_applied + sum(count for _, count, _ in total.parts)
+        if total.of_models:  # steps alone have guessed
+            applied = self.resumed_samples + sum(self.progress) - self._dropped
+        self._count_round(total, applied)
         if total.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
             self.settled_at_save = self._control.snapshot(self.progress)
         now, noise = self._now(), self.replica.noise
@@ -188,8 +195,14 @@ class ProcessNode(DrivenNode):
             measured = {"squared_norm": noise.squared_norm, "variance": noise.variance}
             self._recorder.write("noise", self.rank, now, round=last, **measured)
 
-    def _count_round(self, news: RoundNews, samples_applied: int) -> None:
+    def _count_round(self, total: RoundTotal | None, samples_applied: int) -> None:
+        """A round is over, of all ranks or of this one."""
+        before = max(self._furthest, self.resumed_samples)
+        self._furthest = max(before, samples_applied)
         self.samples_applied = samples_applied
+        news = RoundNews(before, self._furthest)
+        if total is not None:
+            news = RoundNews(before, self._furthest, total.parts[-1][0], total.saving, total.scheduler_called)
         self.rounds += 1
         self._control.report_progress(self.progress)
         self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
@@ -240,11 +253,10 @@ class ProcessNode(DrivenNode):
         round_number = self._started_rounds
         self._started_rounds += 1
         settled = self._discarded + sum(map(len, gradient.samples))
-        alone, self._settled_alone, self._discarded = self._settled_alone, 0, 0
-        extra = [0.0] * extra_numbers(self.world_size)
+        alone, dropped = self._settled_alone, self._dropped_alone + (self._discarded if own is None else 0)
+        self._settled_alone = self._dropped_alone = self._discarded = 0
+        extra = extra_of(self.rank, self.world_size, (alone + settled, dropped, note))
         extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
-        extra[FLAGS + self.rank] = float(alone + settled)
-        extra[FLAGS + self.world_size + self.rank] = note
         self.save_wanted = self.scheduler_called = False
         contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
         if not sound and own is not None:
@@ -255,8 +267,9 @@ class ProcessNode(DrivenNode):
 
         def as_total(_: Tensor) -> Gradient:
             together, working, sums = self.replica.total(contribution)
-            sums[FLAGS + self.rank] -= alone  # news to the others, and counted here before
-            return RoundTotal(together, round_number, own, working, sums)
+            total = RoundTotal(together, round_number, own, working, sums)
+            total.settled[self.rank] -= alone  # news to the others, and counted here before
+            return total
 
         work = self._collectives.add_up(contribution.whole, as_total, f"The all-reduce of round {round_number}")
         work.round_number = round_number

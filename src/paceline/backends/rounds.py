@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from paceline.node import Gradient
 
 FLAGS = 2  # a wish for a checkpoint, a scheduler's step
+PLACES = 4  # of each rank: samples settled, in two parts, samples dropped, its note
+WHOLE = 2**20  # float32 counts up to 2²⁴: between two rounds of all a rank may settle more
 
 
 @dataclass(frozen=True)
 class RoundNews:
-    """A round is over. `number`: of one of all ranks, the same on all; None of a step alone. `before`: samples applied
-    until then. Whether a rank wants a checkpoint, and whether one has called a scheduler."""
+    """A round is over. `before`, `after`: samples applied, which never go back. `number`: of a round of all ranks, the
+    same on all; None of a step alone. Whether a rank wants a checkpoint, and whether one has called a scheduler."""
 
-    number: int | None
     before: int
+    after: int
+    number: int | None = None
     saving: bool = False
     scheduler_called: bool = False
 
@@ -26,7 +29,7 @@ class RoundTotal(Gradient):
     several rounds can be added up and applied in one step; `parts` are the rounds, with their samples and this rank's
     own. A mean of models (`own` is None) is over no samples."""
 
-    __slots__ = ("of_models", "parts", "saving", "scheduler_called", "settled", "working")
+    __slots__ = ("dropped", "of_models", "parts", "saving", "scheduler_called", "settled", "working")
 
     def __init__(
         self, gradient: Gradient, round_number: int, own: int | None, working: bool, extra: list[float]
@@ -34,9 +37,11 @@ class RoundTotal(Gradient):
         super().__init__(gradient.values, gradient.count)
         self.of_models, self.working = own is None, working
         self.parts = [(round_number, 0, 0) if own is None else (round_number, gradient.count, own)]
-        ranks = (len(extra) - FLAGS) // 2
         self.saving, self.scheduler_called = extra[0] > 0, extra[1] > 0
-        self.settled, self.notes = extra[FLAGS : FLAGS + ranks], tuple(extra[FLAGS + ranks :])
+        places = len(extra[FLAGS:]) // PLACES
+        blocks = [extra[FLAGS + place * places : FLAGS + (place + 1) * places] for place in range(PLACES)]
+        self.settled = [int(low) + WHOLE * int(high) for low, high in zip(blocks[0], blocks[1], strict=True)]
+        self.dropped, self.notes = int(sum(blocks[2])), tuple(blocks[3])
 
     def __iadd__(self, other: Gradient) -> Gradient:
         assert isinstance(other, RoundTotal)
@@ -47,10 +52,21 @@ class RoundTotal(Gradient):
             self.saving or other.saving,
             self.scheduler_called or other.scheduler_called,
         )
+        self.dropped += other.dropped
         self.settled = [mine + more for mine, more in zip(self.settled, other.settled, strict=True)]
         return self
 
 
 def extra_numbers(world_size: int) -> int:
-    """How many numbers a rank adds to a contribution: the flags, and two places a rank."""
-    return FLAGS + 2 * world_size
+    """How many numbers a rank adds to a contribution: the flags, and its places."""
+    return FLAGS + PLACES * world_size
+
+
+def extra_of(rank: int, world_size: int, facts: tuple[int, int, float]) -> list[float]:
+    """What a rank adds, without flags: samples settled, of those the ones dropped in steps alone, and its note."""
+    settled, dropped, note = facts
+    extra = [0.0] * extra_numbers(world_size)
+    high, low = divmod(settled, WHOLE)
+    for place, value in enumerate((low, high, dropped, note)):
+        extra[FLAGS + place * world_size + rank] = float(value)
+    return extra

@@ -216,6 +216,7 @@ class SimulatedNode(Node):
         self.state: dict[str, Any] = {}
         self.times, self._run = WorkTimes(cluster.durations(rank, self._round), micro_batch), run
         self.micro_batch = self.at_most = micro_batch
+        self.until = None
         self.speed, self.watch = Speedometer(), Watch(rank, self.warn)
         self.step: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""

@@ -292,7 +292,7 @@ class VirtualRun(Theatre):
         now = self.clock.now
         node.finished = not total.working
         applied = sum(count for _, count, _ in total.parts)
-        node.samples_applied += applied
+        node.samples_applied = self.samples_applied if node.own_rounds else node.samples_applied + applied
         if applied:
             self.last_applied = now
         for collective, count, own in total.parts:
@@ -324,6 +324,7 @@ class VirtualRun(Theatre):
         self.samples_applied += count
         node.samples_applied = self.samples_applied
         self._news = True
+        self.round_over(node)  # at once: the next round may be over too, with nothing to wait for in between
 
     def round_over(self, node: SimulatedNode) -> None:
         if self._news and self._on_applied is not None:

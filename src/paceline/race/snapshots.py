@@ -12,10 +12,12 @@ from paceline.workloads.workload import Workload
 
 PER_RACE = 80  # how finely the time to a target can be told; each costs one copy of the parameters and one evaluation
 
+LAST = 2**62  # after all moments
+
 
 class Snapshots:
-    """Copies of flat parameters with the time and the samples that they stand for: the first after each of `PER_RACE`
-    moments that are the same on all ranks."""
+    """Copies of flat parameters with the time and the samples that they stand for: the first after each of some moments
+    that are the same on all ranks. (The clock runs since the launch: a race may begin at any of them.)"""
 
     def __init__(self, workload: Workload, seed: int, seconds: float) -> None:
         self._workload, self._seed = workload, seed
@@ -27,12 +29,12 @@ class Snapshots:
         """Keep a copy if a moment has passed since the last one."""
         if t >= self._next:
             moment = int(t / self._every)
-            self._kept[min(moment, PER_RACE)] = (t, samples, parameters().detach().clone())
+            self._kept[moment] = (t, samples, parameters().detach().clone())
             self._next = (moment + 1) * self._every
 
     def take(self, t: float, samples: int, parameters: Tensor) -> None:
         """Keep the last one."""
-        self._kept[PER_RACE + 1] = (t, samples, parameters.detach().clone())
+        self._kept[LAST] = (t, samples, parameters.detach().clone())
 
     def average(self, rank: int, ranks: int, add_up: Callable[[Tensor], Tensor]) -> None:
         """Where ranks step alone: the means of all ranks' models, each as of the time when the last of them was there.
@@ -44,7 +46,11 @@ class Snapshots:
         """
         newest = self._kept[min(self._kept)]
         means: dict[int, tuple[float, int, Tensor]] = {}
-        for moment in range(PER_RACE + 2):
+        bounds = torch.zeros(2, ranks, dtype=torch.float64)
+        looked_at = [moment for moment in self._kept if moment != LAST] or [0]
+        bounds[:, rank] = torch.tensor([min(looked_at), max(looked_at)])
+        first, last = add_up(bounds)
+        for moment in [*range(int(first.min()), int(last.max()) + 1), LAST]:
             newest = self._kept.get(moment, newest)
             t, samples, parameters = newest
             told = torch.zeros(3, ranks, dtype=torch.float64)

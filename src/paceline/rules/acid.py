@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+GRID = 64  # eigenvalues that are tried: growth has no narrow peaks
+ROUNDING = 1e-9
+
+
 @dataclass(frozen=True)
 class Acid:
     """What a graph and its rates make of A²CiD²; time in gradients of a rank.
@@ -108,6 +112,43 @@ def acid(graph: Graph, rates: tuple[float, ...] | None = None) -> Acid:
     one, other = np.array(used.edges).T
     resistances = inverse[one, one] + inverse[other, other] - 2 * inverse[one, other]
     return Acid(1 / second_eigenvalue(matrix), float(resistances.max()) / 2)
+
+
+@lru_cache(maxsize=64)
+def in_rounds(graph: Graph, weights: tuple[float, ...], largest: float) -> tuple[Acid, float]:
+    """The constants where all average at once, in rounds, and how much of the mixing is then stable [ours].
+
+    An averaging that moves x by w of what lies between is 2w of the paper's, which move it by half. All at once they
+    may overshoot, and the second copy makes what overshoots grow. In a round, the part of the models along an
+    eigenvector of I − W with eigenvalue l becomes
+
+        (x, x̃) ← [[1 − p, p], [p, 1 − p]] · [[1 − l, 0], [−2α̃l, 1]] · (x, x̃),      p = (1 − e^(−2η)) / 2
+
+    If that grows for some l up to the largest, half of the mixing is done, or half of that.
+
+    Args:
+        graph: who averages with whom.
+        weights: of each edge in a round, on average.
+        largest: eigenvalue of I − W in any round.
+
+    >>> from paceline.rules.graphs import ring
+    >>> [in_rounds(ring(12), (weight,) * 12, 4 * weight)[1] for weight in (1 / 3, 0.48)]
+    [1.0, 0.5]
+    """
+    part = 1.0
+    while True:
+        constants = acid(graph, tuple(2 * part * weight for weight in weights))
+        if all(_growth(constants, part * largest * place / GRID) <= 1 for place in range(GRID + 1)):
+            return constants, part
+        part /= 2
+
+
+def _growth(constants: Acid, eigenvalue: float) -> float:
+    """The largest factor by which a round multiplies (x, x̃) along an eigenvector, in the long run."""
+    p = (1 - exp(-2 * constants.eta)) / 2
+    drift = np.array([[1 - p, p], [p, 1 - p]])
+    averaging = np.array([[1 - eigenvalue, 0.0], [-2 * constants.alpha_tilde * eigenvalue, 1.0]])
+    return float(np.abs(np.linalg.eigvals(drift @ averaging)).max()) - ROUNDING
 
 
 def drift_(model: Tensor, second: Tensor, eta: float, time: float) -> None:

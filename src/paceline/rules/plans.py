@@ -12,7 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 
-from paceline.rules.graphs import Graph
+import numpy as np
+
+from paceline.rules.graphs import Graph, laplacian
 from paceline.rules.matcha import matcha
 from paceline.rules.matchings import Matchings
 from paceline.rules.mixing import check_mixing, mixing_weights
@@ -35,6 +37,10 @@ class Plan(ABC):
     @abstractmethod
     def mean_weights(self) -> tuple[float, ...]:
         """Of each edge of the graph, over all rounds."""
+
+    @abstractmethod
+    def largest(self) -> float:
+        """The largest eigenvalue of I − W in any round."""
 
 
 @lru_cache(maxsize=64)  # every rank of a simulation asks
@@ -70,6 +76,9 @@ class EveryRound(Plan):
     def mean_weights(self) -> tuple[float, ...]:
         return tuple(float(self._matrix[edge]) for edge in self.graph.edges)
 
+    def largest(self) -> float:
+        return 1 - float(np.linalg.eigvalsh(self._matrix)[0])
+
 
 class Drawn(Plan):
     """MATCHA: the neighbours in the matchings that are drawn for the round.
@@ -92,3 +101,6 @@ class Drawn(Plan):
         chances = zip(self._matcha.matchings, self._matcha.probabilities, strict=True)
         of_edge = {edge: self._matcha.alpha * chance for matching, chance in chances for edge in matching}
         return tuple(of_edge[edge] for edge in self.graph.edges)
+
+    def largest(self) -> float:
+        return self._matcha.alpha * float(np.linalg.eigvalsh(laplacian(self.graph.workers, self.graph.edges))[-1])

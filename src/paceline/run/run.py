@@ -353,10 +353,9 @@ class Run:
 
     def _round_over(self, news: RoundNews) -> None:
         assert self._rates is not None
-        node = self.node
         if news.scheduler_called and news.number is not None:
             self._rates.decide(news.number, news.before)
-        self._rates.advance(news.before, node.samples_applied)
+        self._rates.advance(news.before, news.after)
         if news.saving:
             self._average_buffers()
             self._write_checkpoint(self.node.settled_at_save)

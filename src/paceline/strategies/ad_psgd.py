@@ -80,16 +80,16 @@ class Pairs:
         self._neighbours = graph.neighbours(node.rank)
         self._inbox = node.receive()
         self._asked = 0
-        self._answers_due = 0
+        self._answer_due: int | None = None  # from whom
         self._gone: set[int] = set()
 
     def ask(self) -> None:
         """Send the model to a random neighbour, unless an answer is still due."""
         here = [rank for rank in self._neighbours if rank not in self._gone]
-        if here and not self._answers_due:
+        if here and self._answer_due is None:
             draw = chance("partner", self._seed, self._node.rank, self._asked)
-            self._asked, self._answers_due = self._asked + 1, 1
-            self._node.send(here[int(draw * len(here))], "average", self._node.parameters)
+            self._asked, self._answer_due = self._asked + 1, here[int(draw * len(here))]
+            self._node.send(self._answer_due, "average", self._node.parameters)
 
     async def hear_what_came(self) -> None:
         while self._inbox.done:
@@ -99,19 +99,23 @@ class Pairs:
         message: Message = await self._inbox
         self._inbox = self._node.receive()
         match message.kind:
+            case "average" if message.sender == self._answer_due and self._node.rank < message.sender:
+                pass  # both have asked each other: if both answered, they would change places. The lower rank's counts.
             case "average":
+                if message.sender == self._answer_due:
+                    self._answer_due = None
                 half = (self._node.parameters - message.tensors[0]).div_(2)
                 self._node.send(message.sender, "half", half)
                 self._moves.move(half.neg_())
             case "half":
-                self._answers_due = 0
+                self._answer_due = None
                 self._moves.move(message.tensors[0])
             case "leaves":
                 self._gone.add(message.sender)
 
     async def leave(self) -> None:
         """Ask nobody any more, and answer until nobody asks."""
-        while self._answers_due:
+        while self._answer_due is not None:
             await self._hear_next()
         for rank in self._neighbours:
             self._node.send(rank, "leaves")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Message, Node
-from paceline.rules.acid import acid
+from paceline.rules.acid import in_rounds
 from paceline.rules.graph_text import graph_of
 from paceline.rules.graphs import Graph
 from paceline.rules.mixing import pull
@@ -81,7 +81,9 @@ class Circle:
 async def gossip(node: Node, plan: Plan, momentum: str, batch: Batch) -> None:
     """What one rank does from the first sample to the last."""
     circle = Circle(node, plan)
-    moves = mover(node, momentum, acid(plan.graph, tuple(2 * weight for weight in plan.mean_weights())))
+    constants, part = in_rounds(plan.graph, plan.mean_weights(), plan.largest())
+    moves = mover(node, momentum, constants)
+    part = part if momentum == "acid" else 1.0
     meetings = 0
     while not node.finished:
         has_data = True
@@ -91,7 +93,7 @@ async def gossip(node: Node, plan: Plan, momentum: str, batch: Batch) -> None:
             gradient, has_data = await batch(circle.round)
             difference = await circle.difference()
             if difference is not None:
-                moves.move(difference)
+                moves.move(difference.mul_(part))
             if has_data:
                 moves.step(gradient)
         meetings += 1
