@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class Plan(ABC):
     def mean_weights(self) -> tuple[float, ...]:
         """Of each edge of the graph, over all rounds."""
 
+    @property
     @abstractmethod
     def largest(self) -> float:
         """The largest eigenvalue of I − W in any round."""
@@ -76,6 +77,7 @@ class EveryRound(Plan):
     def mean_weights(self) -> tuple[float, ...]:
         return tuple(float(self._matrix[edge]) for edge in self.graph.edges)
 
+    @cached_property
     def largest(self) -> float:
         return 1 - float(np.linalg.eigvalsh(self._matrix)[0])
 
@@ -102,5 +104,6 @@ class Drawn(Plan):
         of_edge = {edge: self._matcha.alpha * chance for matching, chance in chances for edge in matching}
         return tuple(of_edge[edge] for edge in self.graph.edges)
 
+    @cached_property
     def largest(self) -> float:
         return self._matcha.alpha * float(np.linalg.eigvalsh(laplacian(self.graph.workers, self.graph.edges))[-1])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Message, Node
-from paceline.rules.acid import in_rounds
+from paceline.rules.acid import Acid, in_rounds
 from paceline.rules.graph_text import graph_of
 from paceline.rules.graphs import Graph
 from paceline.rules.mixing import pull
@@ -81,9 +81,10 @@ class Circle:
 async def gossip(node: Node, plan: Plan, momentum: str, batch: Batch) -> None:
     """What one rank does from the first sample to the last."""
     circle = Circle(node, plan)
-    constants, part = in_rounds(plan.graph, plan.mean_weights(), plan.largest())
+    constants, part = NOT_ACCELERATED
+    if momentum == "acid":
+        constants, part = in_rounds(plan.graph, plan.mean_weights(), plan.largest)
     moves = mover(node, momentum, constants)
-    part = part if momentum == "acid" else 1.0
     meetings = 0
     while not node.finished:
         has_data = True
@@ -102,6 +103,7 @@ async def gossip(node: Node, plan: Plan, momentum: str, batch: Batch) -> None:
         moves.meet()
 
 
+NOT_ACCELERATED = Acid(0.0, 0.0), 1.0  # constants that nobody asks for, and all of the mixing
 ROUNDS_APART = 2**32  # no rank makes so many between two meetings: each then begins at the same number on all ranks
 
 
