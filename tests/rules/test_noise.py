@@ -41,7 +41,7 @@ def test_the_estimate_is_the_weighted_mean_of_what_each_worker_says(parts: list[
     norms = [(batch * mean - b * g) / (batch - b) for b, g in zip(counts, own, strict=True)]
     variances = [b * batch / (batch - b) * (g - mean) for b, g in zip(counts, own, strict=True)]
 
-    squared_norm, variance = estimate(batch, square, sum(squares), sum(count**2 for count in counts))  # type: ignore[arg-type]
+    squared_norm, variance = estimate(batch, square, sum(squares), sum(count**2 for count in counts))  # type: ignore[arg-type]  # whole numbers
     assert squared_norm == sum(w * n for w, n in zip(weights, norms, strict=True)) / sum(weights)
     assert variance == sum(w * v for w, v in zip(weights, variances, strict=True)) / sum(weights)
 

@@ -52,7 +52,7 @@ def batch_target(strategy: Strategy, option: str, needed: bool) -> None:
 def check_reference(strategy: Strategy) -> None:
     """A learning-rate rule that is named needs the batch that it starts from."""
     at_least(strategy, "reference_batch", 0)
-    rule, reference = getattr(strategy, "lr_rule"), getattr(strategy, "reference_batch")  # noqa: B009
+    rule, reference = getattr(strategy, "lr_rule"), getattr(strategy, "reference_batch")  # noqa: B009  (not every strategy has them)
     if rule in ("linear", "sqrt", "adascale") and reference == 0:
         raise PacelineError(
             f"The strategy {strategy.name} has lr_rule={rule} and no reference_batch.",
