@@ -187,7 +187,7 @@ def test_wrong_settings_protest_at_once(settings: dict[str, Any], words: str) ->
 
 def test_settings_survive_the_way_to_a_worker() -> None:
     given = {"workload": "fashion-mnist", "model": "resnet-18", "optimizer": "nesterov", "lr": 0.02}
-    spec = RaceSpec(strategies=("all-reduce",), speeds=(1.0, 0.5), **given)  # type: ignore[arg-type]  # wrong on purpose
+    spec = RaceSpec(strategies=("all-reduce",), speeds=(1.0, 0.5), **given)  # type: ignore[arg-type]  # of mixed types
     assert RaceSpec.from_json(spec.to_json()) == spec
 
 
