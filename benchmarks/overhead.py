@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from parts.ranks import launch, own_control_plane
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -93,7 +91,7 @@ def rank_main(rounds: int, out: Path) -> None:
             if contender == "ddp":
                 speeds[contender] = train_ddp(data)
             else:
-                os.environ["TORCHELASTIC_RESTART_COUNT"] = f"{turn}-{contender}"  # a control plane of its own
+                own_control_plane(f"{turn}-{contender}")
                 speeds[contender] = train_paceline(contender, data, out / "runs")
         if turn:  # the first is the warm-up
             lines.append(" ".join(str(speeds[contender]) for contender in CONTENDERS))
@@ -103,23 +101,8 @@ def rank_main(rounds: int, out: Path) -> None:
 
 
 def against_ddp(rounds: int) -> None:
-    with tempfile.TemporaryDirectory() as out, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--rank-of", out, "--rounds", str(rounds)], env=common | {"RANK": str(r)}
-            )
-            for r in (0, 1)
-        ]
-        failed = any(rank.wait() for rank in ranks)
-        del store
-        if failed:
-            raise SystemExit("a rank failed")
+    with tempfile.TemporaryDirectory() as out:
+        launch(__file__, ["--rank-of", out, "--rounds", str(rounds)], world_size=2)
         rows = [[float(v) for v in line.split()] for line in (Path(out) / "speeds.txt").read_text().splitlines()]
     print(
         f"Two equal ranks, MLP of {sum(p.numel() for p in million_parameters().parameters()):,} parameters, "
