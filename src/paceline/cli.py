@@ -28,6 +28,9 @@ ClusterOption = Annotated[
     Path | None, typer.Option("--cluster", help="TOML file with devices, jitter, network and faults.")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+ServersOption = Annotated[
+    int | None, typer.Option("--servers", help="Of bsp, ssp, dssp, asp and gssp. Default: what each needs.", min=1)
+]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", help="Of all chance in it. Default: the cluster file's, or 0.", min=0)
 ]
@@ -57,6 +60,7 @@ def race(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data files.", envvar="PACELINE_DATA")] = None,
     seed: SeedOption = None,
+    servers: ServersOption = None,
     out: Annotated[Path, typer.Option(help="Where the race's folder is made.")] = Path("runs"),
     json_file: JsonOption = None,
 ) -> None:
@@ -80,6 +84,7 @@ def race(
         micro_batch_seconds=micro_batch_seconds,
         data=str(data.absolute()) if data else None,
         seed=seed_of(seed, cluster),
+        servers=servers,
     )
     check_writable(json_file)
     result = run_race(spec, out)
@@ -97,11 +102,12 @@ def run(
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
     join_timeout: Annotated[float, typer.Option(help="Seconds to wait for every rank to arrive.")] = 120.0,
+    servers: Annotated[int, typer.Option(help="Further processes that serve: bsp, ssp, dssp, asp, gssp.", min=0)] = 0,
 ) -> None:
     """Run a training script on several processes of this machine and show what every worker does."""
     from paceline.launch.command import run_script
 
-    code = run_script([str(script), *context.args], nproc, out / name, port, join_timeout)
+    code = run_script([str(script), *context.args], nproc, out / name, port, join_timeout, servers)
     raise typer.Exit(code)
 
 
@@ -119,6 +125,7 @@ def simulate(
     parameters: Annotated[int, typer.Option(help="Of the model; they decide what an all-reduce costs.", min=1)] = (
         1_000_000
     ),
+    servers: ServersOption = None,
     seed: SeedOption = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -127,7 +134,9 @@ def simulate(
 
     check_writable(json_file)
     described = cluster_of(workers, parse_speeds(speeds), cluster, micro_batch_seconds, seed)
-    result = simulate_timing(strategy, described, seconds=seconds, micro_batch=micro_batch, parameters=parameters)
+    result = simulate_timing(
+        strategy, described, seconds=seconds, micro_batch=micro_batch, parameters=parameters, servers=servers
+    )
     write_json(json_file, result)
 
 

@@ -107,19 +107,55 @@ class Message:
     tensors: Sequence[Tensor]
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a rank brings to the model of the run, which is the mean of all models.
+
+    Args:
+        models: how many its part counts as.
+        first, last: the part of the flat parameters that it brings, `last` excluded; all of them by default.
+    """
+
+    models: int = 1
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def part(self) -> slice:
+        return slice(self.first, self.last)
+
+
+WHOLE: Final = Share()
+
+
 class Node(ABC):
     """One rank, as its strategy sees it."""
 
     rank: int
     world_size: int
+    """All ranks of the run. Those that serve are the last of them."""
+    servers: int = 0
+    """Ranks that hold parameters and compute no gradient."""
     micro_batch: int
     """Samples in a micro-batch, as the user set it: the most that a device is asked for at once."""
     at_most: int
     """Samples in the micro-batch that is asked for."""
+    samples_applied: int
+    """Samples that the parameters here are the result of, as far as this rank knows."""
     until: int | None = None
     """The round whose signal ends the micro-batch that is asked for."""
     state: dict[str, Any]
     """What must survive the round: tensors and numbers. A checkpoint holds it; locals die with the round."""
+
+    @property
+    def workers(self) -> int:
+        """Ranks that compute gradients: the first so many."""
+        return self.world_size - self.servers
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a server."""
+        return self.rank >= self.workers
 
     # ---- learning
 
@@ -162,6 +198,31 @@ class Node(ABC):
         """A step of this rank alone, with a gradient that `apply` has used up, stands: it counts as a round, and its
         samples as used. (Where ranks step together, the round itself settles them.)"""
 
+    @abstractmethod
+    def hand_in(self, gradient: Gradient) -> tuple[Tensor, int] | None:
+        """This rank's gradient is to travel to a server, in messages of the strategy: it counts as a round here, and is
+        used up. Returns its mean as one flat tensor, in memory that the next call uses again; and the samples that this
+        rank has handed in so far, discarded ones included. They are used when a server says so: see `settle_for`. None
+        if it has NaN or infinity in it: then it is discarded."""
+
+    @abstractmethod
+    def take_back(self, samples: list[range], reason: str) -> None:
+        """A server has refused these, which were handed in: they are discarded."""
+
+    @abstractmethod
+    def step(self, mean: Tensor, scale: StepScale = AS_SET, first: int = 0) -> bool:
+        """One step of the user's optimizer with a mean gradient that has come in a message. It may be that of a part of
+        the flat parameters, of whole ones from the place `first` on. False, and no step, if it has NaN or infinity."""
+
+    @abstractmethod
+    def settle_for(self, worker: int, samples: int, handed_in: int, delay: int = 0) -> None:
+        """A server's step with so many samples of a worker stands; that worker has handed in so many up to these.
+        `delay`: steps that were made since the worker had the parameters that it computed at."""
+
+    @abstractmethod
+    def learned(self, samples: int) -> None:
+        """By what others have sent, the parameters here are now the result of so many samples in all."""
+
     @property
     @abstractmethod
     def finished(self) -> bool:
@@ -171,6 +232,16 @@ class Node(ABC):
     @abstractmethod
     def parameters(self) -> Tensor:
         """The model's parameters as one flat tensor that shares their memory."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """Numbers in each of the model's parameters, in the order in which they lie in the flat tensor."""
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """Which pass over the data this rank's last micro-batch was of, from 0."""
 
     @property
     @abstractmethod
@@ -201,8 +272,16 @@ class Node(ABC):
         all ranks. None while it is not known."""
 
     @abstractmethod
+    def now(self) -> float:
+        """Seconds since the run began: to measure how long something took, and nothing else."""
+
+    @abstractmethod
     def warn(self, text: str) -> None:
-        """Tell the user: in the log and in the run's record."""
+        """Tell the user that something is wrong: in the log and in the run's record."""
+
+    @abstractmethod
+    def tell(self, text: str) -> None:
+        """Tell the user what was decided and why: in the log and in the run's record."""
 
     # ---- communication: starting it takes no time
 
@@ -213,9 +292,9 @@ class Node(ABC):
         gradients in the order in which it computed them. `note` reaches every rank: see `Gradient.notes`."""
 
     @abstractmethod
-    def mean_model(self) -> Work[Gradient]:
-        """Start to average the parameters of all ranks, each with the same weight; `adopt` takes the result. A round of
-        all ranks like any other, but over no samples."""
+    def mean_model(self, share: Share = WHOLE) -> Work[Gradient]:
+        """Start to average the parameters of all ranks, of each its share; `adopt` takes the result. A round of all
+        ranks like any other, but over no samples."""
 
     @property
     @abstractmethod

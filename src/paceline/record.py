@@ -10,10 +10,12 @@ Every event is a flat dictionary with `kind`, `rank` and `t` (seconds since the 
 | wait     | end, round                    | the rank stood still from `t` to `end` for the round's collective    |
 | applied  | round, samples, own           | a step over `samples` of all ranks, `own` of them this rank's        |
 | step     | round, samples, bytes         | a step of this rank alone, its own round; bytes sent since the last  |
+|          | of, delay                     | of a server: whose samples, and steps since that worker's parameters |
 | discard  | samples, reason               | computed, but not used                                               |
 | noise    | round, squared_norm, variance | estimates of |g|² and of the trace of one sample's covariance        |
 | metric   | samples, metric, loss         | held-out metric and loss of a snapshot taken at `t`                  |
-| warning  | text                          | something that the user should know                                  |
+| warning  | text                          | something is wrong, and the user should know                         |
+| note     | text                          | what was decided, and why                                            |
 | end      |                               | the rank is done                                                     |
 """
 

@@ -284,10 +284,10 @@ def _by_kind(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def _applied_by_rank(of_kind: dict[str, list[Event]]) -> dict[int, int]:
-    """What each rank brought to rounds of all, and what it used in steps of its own."""
+    """What each rank brought to rounds of all, and what was used of it in steps of its own or of a server."""
     applied = _sum_by_rank(of_kind["applied"], "own")
-    for rank, samples in _sum_by_rank(of_kind["step"], "samples").items():
-        applied[rank] += samples
+    for event in of_kind["step"]:
+        applied[event["of"] if "of" in event else event["rank"]] += event["samples"]
     return applied
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -61,14 +61,16 @@ class Trial:
         self.y = self.x @ torch.linspace(-1, 1, FEATURES) + 0.1 * torch.randn(SAMPLES, generator=generator)
 
     def run(self) -> Trial:
-        learners = [self.learner(rank) for rank in range(len(self.speeds))]
-        self.first = learners[0].parameters.clone()
-        cluster = Cluster.from_speeds(
+        workers = len(self.speeds)
+        alone = Cluster.from_speeds(
             self.speeds,
             jitter=LogNormal(sigma=0.2),
             network=Network(latency=0.002, bandwidth=1e9),
             seed=self.seed,
         )
+        cluster = replace(alone, servers=self.strategy.servers_for(workers))
+        learners = [self.learner(rank) for rank in range(cluster.ranks)]
+        self.first = learners[0].parameters.clone()
         recorder = MemoryRecorder()
 
         def look(rank: int, t: float, samples: int) -> None:
@@ -158,7 +160,7 @@ def _check_samples_and_consensus(strategy: Strategy) -> None:
     for rank, parameters in enumerate(trial.parameters):
         assert torch.equal(parameters, trial.parameters[0]), f"rank {rank} ends with other bits than rank 0"
     ended = {event["rank"] for event in trial.events if event["kind"] == "end"}
-    assert ended == set(range(len(UNEQUAL))), "not every rank came to its end"
+    assert ended == set(range(len(trial.parameters))), "not every rank came to its end"
 
 
 def _check_replays(strategy: Strategy) -> None:

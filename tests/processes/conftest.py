@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 
 from paceline.control.service import ControlService
-from paceline.launch.surroundings import card_of, environment_of, new_run
+from paceline.launch.surroundings import SERVERS, card_of, environment_of, new_run
 from paceline.record import Event, read_events
+from paceline.strategies import create
 
 HERE = Path(__file__).parent
 LONGEST_SECONDS = 90.0  # a guard against a hang; the runs take well under a second
@@ -111,21 +112,26 @@ Ranks = Callable[..., Outcome]
 
 @pytest.fixture
 def ranks(zygote: Zygote, tmp_path: Path) -> Ranks:
-    """Run a scenario of `scenarios.py` on so many ranks."""
+    """Run a scenario of `scenarios.py` on so many ranks; the last one serves, if the strategy has servers."""
 
-    def run(scenario: str, nproc: int, *, fails: bool = False, **options: Any) -> Outcome:
+    def run(scenario: str, nproc: int, *, fails: bool = False, servers: int | None = None, **options: Any) -> Outcome:
         if options.get("strategy") == "non-blocking":  # what is given up goes to a loop twice: see test_giving_up
             options["strategy"] += ":unfinished=finish"
         folder = new_run(tmp_path / "run")
         secret = secrets.token_bytes(32)
         with ControlService(nproc, secret, join_timeout=60.0) as service:
             shared = environment_of(card_of(service.address, folder, secret)) | {"WORLD_SIZE": str(nproc)}
+            shared[SERVERS] = str(servers if servers is not None else servers_of(options.get("strategy")))
             outcome = watch(zygote, service, folder, shared, {"scenario": scenario, "options": options}, nproc)
         if not fails:
             assert outcome.codes == [0] * nproc, "\n".join(outcome.outputs)
         return outcome
 
     return run
+
+
+def servers_of(strategy: str | None) -> int:
+    return int(bool(strategy) and create(strategy).servers_for(1) > 0)
 
 
 def watch(

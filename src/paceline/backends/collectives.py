@@ -68,21 +68,21 @@ class Collectives:
         work = self._group.allreduce([tensor], self._adding)
         return CollectiveWork(work, tensor, then, name, self._check_peers)
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Give rank 0's tensor to all ranks, in place, now."""
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """Give one rank's tensor to all ranks, in place, now."""
         options = c10d.BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = root
         work = self._group.broadcast([tensor], options)
         CollectiveWork(work, tensor, lambda same: same, "the broadcast of the start", self._check_peers).wait()
 
-    def broadcast_bytes(self, content: bytes | None) -> bytes:
-        """Give rank 0's bytes to all ranks."""
+    def broadcast_bytes(self, content: bytes | None, root: int = 0) -> bytes:
+        """Give one rank's bytes to all ranks."""
         length = torch.tensor([len(content or b"")], device=self.device)
-        self.broadcast(length)
+        self.broadcast(length, root)
         body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
         if content:
             body.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        self.broadcast(body)
+        self.broadcast(body, root)
         return bytes(body.cpu().numpy())
 
     def abandon(self) -> None:

@@ -62,7 +62,7 @@ class Driver:
 
     def __init__(self, strategy: Strategy, node: DrivenNode) -> None:
         self._node = node
-        self._coroutine = strategy.worker(node)
+        self._coroutine = strategy.course(node)
         self.finished = False
 
     def start(self) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.control.ledger import Ledger
-from paceline.node import Gradient, Values
+from paceline.node import Gradient, Share, Values
 from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
@@ -61,6 +61,23 @@ class Learner(Protocol):
     def model(self, count: int) -> Values | None:
         """The parameters as a contribution."""
 
+    def share(self, share: Share) -> Values | None:
+        """The part of the parameters that it brings to the mean model."""
+
+    def mean(self, gradient: Gradient) -> Tensor | None:
+        """The gradient's mean as one flat tensor, in memory that the next call uses again; None if not finite."""
+
+    def step(self, mean: Tensor, scale: StepScale, first: int) -> float:
+        """One step with a mean gradient of the parameters from the place `first` on; returns its norm."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Numbers in each parameter."""
+
+    @property
+    def epoch(self) -> int:
+        """Which pass over the data the last micro-batch was of."""
+
     def adopt(self, total: Gradient) -> None:
         """The mean of the models becomes the model."""
 
@@ -69,6 +86,10 @@ class Learner(Protocol):
 
     def leaked(self) -> str:
         """The mode that the coroutine has left switched on while it waits; '' when all is well."""
+
+
+BYTES = 4  # of a number
+LAYERS = 64  # of a model that nobody computes: enough to be cut into parts
 
 
 class Weightless:
@@ -86,6 +107,10 @@ class Weightless:
     def _itself(self, *_: object, **__: object) -> Weightless:
         return self
 
+    def __getitem__(self, part: slice) -> Weightless:
+        first, last, _ = part.indices(self.nbytes // BYTES)
+        return Weightless((last - first) * BYTES)
+
     __add__ = __sub__ = __mul__ = _itself
     add_ = sub_ = mul_ = div_ = neg_ = copy_ = zero_ = clone = _itself
 
@@ -101,6 +126,7 @@ class TimingLearner:
     nbytes: int = 4_000_000
     steps: Steps = Steps()  # noqa: RUF009  (a frozen value)
     divisible: bool = True
+    epoch: int = 0
     noise: NoiseScale = field(default_factory=NoiseScale)
 
     @cached_property
@@ -127,6 +153,20 @@ class TimingLearner:
 
     def model(self, count: int) -> None:
         return None
+
+    def share(self, share: Share) -> None:
+        return None
+
+    def mean(self, gradient: Gradient) -> Tensor:
+        return self.parameters
+
+    def step(self, mean: Tensor, scale: StepScale, first: int) -> float:
+        return 0.0
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        size, more = divmod(self.nbytes // BYTES, LAYERS)
+        return [size + (place < more) for place in range(LAYERS)]
 
     def adopt(self, total: Gradient) -> None:
         pass
@@ -169,6 +209,9 @@ class Source(Protocol):
     def settle(self, rank: int, count: int) -> None:
         """The rank has used so many samples by itself, dropped ones counted too."""
 
+    def reach(self, rank: int, handed_in: int) -> None:
+        """A server has used what the rank has handed in, so many samples since the beginning, dropped ones counted."""
+
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
         """These, brought to the coming round, were dropped."""
 
@@ -196,6 +239,9 @@ class Endless:
         pass
 
     def settle(self, rank: int, count: int) -> None:
+        pass
+
+    def reach(self, rank: int, handed_in: int) -> None:
         pass
 
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
@@ -240,7 +286,10 @@ class Leases:
             self.release(rank)
 
     def settle(self, rank: int, count: int) -> None:
-        self._progress[rank] += count
+        self.reach(rank, self._progress[rank] + count)
+
+    def reach(self, rank: int, handed_in: int) -> None:
+        self._progress[rank] = max(self._progress[rank], handed_in)
         self._ledger.settle(self._progress)
 
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:

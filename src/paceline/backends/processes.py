@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.backends.books import Books
 from paceline.backends.collectives import Collectives, CollectiveWork
+from paceline.backends.device import Device
 from paceline.backends.driver import DrivenNode, WaitableWork
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import FLAGS, RoundNews, RoundTotal, extra_of
 from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
-from paceline.node import GIVEN_UP, Gradient, Message, Work
+from paceline.node import GIVEN_UP, WHOLE, Gradient, Message, Share, Work
 from paceline.record import Recorder
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
-from paceline.rules.memory import MemoryMeter
 from paceline.rules.speed import Speedometer
 
 log = logging.getLogger("paceline")
@@ -41,7 +42,7 @@ class ProcessNode(DrivenNode):
         recorder: where the events go.
         now: seconds since the run began.
         check_peers: raises when a peer is known to be lost.
-        micro_batch: the user's.
+        data: the user's micro-batch, and how many ranks, the last ones, serve.
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class ProcessNode(DrivenNode):
         recorder: Recorder,
         now: Callable[[], float],
         check_peers: Callable[[float], None],
-        micro_batch: int,
+        data: tuple[int, int],
     ) -> None:
         self.rank, self.world_size = collectives.rank, collectives.world_size
-        self.micro_batch = self.at_most = micro_batch
+        self.micro_batch, self.servers = data
+        self.at_most = self.micro_batch
         self.state: dict[str, Any] = {}
         self.replica, self._control, self._mailbox = replica, control, mailbox
         self._collectives, self._recorder, self._now = collectives, recorder, now
         self._check_peers = check_peers
         self.rounds = 0
-        self.progress = [0] * self.world_size  # samples that each rank has brought to an end, over all rounds
-        self.samples_applied = self.resumed_samples = self._furthest = 0
-        self.samples_computed = 0
-        self.out_of_data = False
+        self.books = Books(self.rank, self.world_size, self.serves)
+        self.samples_computed = self.samples_per_epoch = self._epoch = 0
+        self.out_of_data = self.serves
         self.save_wanted = self.scheduler_called = False
         self.settled_at_save: list[range] = []
         self.after_round: Callable[[RoundNews], None] = lambda news: None
@@ -75,22 +76,15 @@ class ProcessNode(DrivenNode):
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
         self._news: RoundNews | None = None
-        self._discarded = 0  # samples, since the last contribution or step alone
-        self._settled_alone = 0  # samples, since the last round of all ranks
-        self._dropped_alone = 0  # of those, the ones that were discarded
-        self._dropped = 0  # by all ranks in steps alone, until the last round of all
         self._sent = 0  # bytes of messages, since the last of either
         self._norm = 0.0  # of the last applied gradient
-        self._last_backward: torch.cuda.Event | None = None
-        self._memory: MemoryMeter | None = None
-        if replica.parameters.is_cuda and replica.divisible:
-            self._memory = MemoryMeter(micro_batch, torch.cuda.mem_get_info(replica.parameters.device)[1])
+        self._device = Device(replica, self.micro_batch)
 
     # ---- learning
 
     def computed(self, began: float, count: int, samples: list[range]) -> Gradient:
         """The gradient that the user's backward pass has just left; empty if it was given up, and comes again."""
-        self._bound_run_ahead()
+        self._device.bound_run_ahead()
         ended = self._now()
         if self.over:
             self._recorder.write("compute", self.rank, began, end=ended, samples=count)
@@ -99,7 +93,8 @@ class ProcessNode(DrivenNode):
             self.replica.drop_gradients()
             return self.nothing()
         self._speed.see(count, ended - began)
-        self._measure_memory(count)
+        self._epoch = samples[-1].start // self.samples_per_epoch
+        self._device.measure(count)
         self._recorder.write("compute", self.rank, began, end=ended, samples=count)
         self.samples_computed += count
         return self.replica.take_gradients(count, samples)
@@ -112,27 +107,11 @@ class ProcessNode(DrivenNode):
     @property
     def portion(self) -> int:
         """Samples of the next micro-batch: what the strategy asks for, if it fits into the device's memory."""
-        return self.at_most if self._memory is None else min(self.at_most, self._memory.fits)
-
-    def _measure_memory(self, count: int) -> None:
-        if self._memory is not None:
-            device = self.replica.parameters.device
-            peak, now = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-            self._memory.see(count, now, peak)  # the gradients, which stay for the moment, count as there before
-            torch.cuda.reset_peak_memory_stats(device)
+        return int(min(self.at_most, self._device.fits))
 
     def nothing(self) -> Gradient:
         """The gradient of a rank without data."""
         return Gradient(None, 0)
-
-    def _bound_run_ahead(self) -> None:
-        """On CUDA a backward pass is only enqueued when it returns; without a bound a strategy that computes while
-        the network is busy would enqueue dozens. Wait for the one before: at most one runs ahead."""
-        if self.replica.parameters.is_cuda:
-            if self._last_backward is not None:
-                self._last_backward.synchronize()
-            self._last_backward = torch.cuda.Event()
-            self._last_backward.record()
 
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
         self.suspended()  # two rounds may be applied without a pause between them: the first is over now
@@ -162,31 +141,74 @@ class ProcessNode(DrivenNode):
     def settle(self, gradient: Gradient) -> None:
         self.suspended()
         count = sum(map(len, gradient.samples))
-        settled, self._discarded = count + self._discarded, 0
-        if settled:
+        if self.books.settle(count):
             self._watch.see(self.rounds, self._norm, count, True, self.replica.steps.learning_rate)
-        self._settled_alone += settled
-        self._dropped_alone += settled - count
-        self.progress[self.rank] += settled
         self._recorder.write("step", self.rank, self._now(), round=self.rounds, samples=count, bytes=self._sent)
         self._sent = 0
         # What the others do is not known here. But samples go out in one order, so that those handed out before this
         # rank's newest are about those that all ranks have applied.
         newest = max((part.stop for part in gradient.samples), default=0)
-        self._count_round(None, max(newest, self.samples_applied))
+        self._round_alone(max(newest, self.samples_applied))
+
+    def _round_alone(self, samples_applied: int) -> None:
+        self._count_round(None, samples_applied)
         self.suspended()  # at once: when the next round is over too, nothing is waited for in between
         self.look_around()  # who steps alone may never wait for anybody
 
+    # ---- servers and those that they serve
+
+    def hand_in(self, gradient: Gradient) -> tuple[Tensor, int] | None:
+        self.suspended()
+        count, samples = gradient.count, gradient.samples
+        mean = self.replica.mean(gradient)
+        if mean is None:
+            self._watch.non_finite(count, self.rounds)
+            self.discard(Gradient(None, count, samples), "non-finite gradient")
+        else:
+            self.books.settle(count)
+        self._count_round(None, self.samples_applied)
+        return None if mean is None else (mean, self.books.progress[self.rank])
+
+    def take_back(self, samples: list[range], reason: str) -> None:
+        count = sum(map(len, samples))
+        self.books.take_back(count)
+        self._account_discard(samples, count, reason)
+
+    def step(self, mean: Tensor, scale: StepScale = AS_SET, first: int = 0) -> bool:
+        self._norm = self.replica.step(mean, scale, first)
+        return isfinite(self._norm)
+
+    def settle_for(self, worker: int, samples: int, handed_in: int, delay: int = 0) -> None:
+        self.books.settle_for(worker, samples, handed_in)
+        self._watch.see(self.rounds, self._norm, samples, True, self.replica.steps.learning_rate)
+        facts = {"round": self.rounds, "samples": samples, "bytes": self._sent, "of": worker, "delay": delay}
+        self._recorder.write("step", self.rank, self._now(), **facts)
+        self._sent = 0
+        self._round_alone(self.samples_applied)
+
+    def learned(self, samples: int) -> None:
+        before, after = self.books.advance(max(samples, self.samples_applied))
+        self._news = RoundNews(before, after)
+        self.suspended()
+
+    @property
+    def samples_applied(self) -> int:  # type: ignore[override]  # the books keep it
+        return self.books.applied
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.replica.sizes
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
     def _round_applied(self, total: RoundTotal) -> None:
         self._finished = not total.working
-        self.progress = [before + int(more) for before, more in zip(self.progress, total.settled, strict=True)]
-        self._dropped += total.dropped
-        applied = self.samples_applied + sum(count for _, count, _ in total.parts)
-        if total.of_models:  # steps alone have guessed
-            applied = self.resumed_samples + sum(self.progress) - self._dropped
-        self._count_round(total, applied)
+        self.books.round_applied(total.settled, total)
+        self._count_round(total, self.samples_applied)
         if total.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
-            self.settled_at_save = self._control.snapshot(self.progress)
+            self.settled_at_save = self._control.snapshot(self.books.progress)
         now, noise = self._now(), self.replica.noise
         for number, count, own in total.parts:
             self._recorder.write("applied", self.rank, now, round=number, samples=count, own=own)
@@ -197,14 +219,13 @@ class ProcessNode(DrivenNode):
 
     def _count_round(self, total: RoundTotal | None, samples_applied: int) -> None:
         """A round is over, of all ranks or of this one."""
-        before = max(self._furthest, self.resumed_samples)
-        self._furthest = max(before, samples_applied)
-        self.samples_applied = samples_applied
-        news = RoundNews(before, self._furthest)
+        before, after = self.books.advance(samples_applied)
+        news = RoundNews(before, after)
         if total is not None:
-            news = RoundNews(before, self._furthest, total.parts[-1][0], total.saving, total.scheduler_called)
+            news = RoundNews(before, after, total.parts[-1][0], total.saving, total.scheduler_called)
         self.rounds += 1
-        self._control.report_progress(self.progress)
+        if total is not None or not self.servers or self.serves:  # a worker's samples are used when its server says so
+            self._control.report_progress(self.books.progress)
         self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
         self._news = news
 
@@ -240,22 +261,24 @@ class ProcessNode(DrivenNode):
         self._recorder.write("warning", self.rank, self._now(), text=text)
         log.warning(text)
 
+    def tell(self, text: str) -> None:
+        self._recorder.write("note", self.rank, self._now(), text=text)
+        log.info(text)
+
     # ---- communication
 
     def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
         return self._start_round(gradient, gradient.count, note)
 
-    def mean_model(self) -> Work[Gradient]:
-        return self._start_round(Gradient(self.replica.model_contribution(1), 1), None, 0.0)
+    def mean_model(self, share: Share = WHOLE) -> Work[Gradient]:
+        return self._start_round(Gradient(self.replica.share(share), share.models), None, 0.0)
 
     def _start_round(self, gradient: Gradient, own: int | None, note: float) -> Work[Gradient]:
         self.suspended()  # what is done after a round may be a collective too: on all ranks before the next one
         round_number = self._started_rounds
         self._started_rounds += 1
-        settled = self._discarded + sum(map(len, gradient.samples))
-        alone, dropped = self._settled_alone, self._dropped_alone + (self._discarded if own is None else 0)
-        self._settled_alone = self._dropped_alone = self._discarded = 0
-        extra = extra_of(self.rank, self.world_size, (alone + settled, dropped, note))
+        settled, alone, dropped = self.books.contribute(sum(map(len, gradient.samples)), own is None)
+        extra = extra_of(self.rank, self.world_size, (settled, dropped, note))
         extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
         self.save_wanted = self.scheduler_called = False
         contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
@@ -268,7 +291,8 @@ class ProcessNode(DrivenNode):
         def as_total(_: Tensor) -> Gradient:
             together, working, sums = self.replica.total(contribution)
             total = RoundTotal(together, round_number, own, working, sums)
-            total.settled[self.rank] -= alone  # news to the others, and counted here before
+            if not self.serves:
+                total.settled[self.rank] -= alone  # news to the others, and counted here before
             return total
 
         work = self._collectives.add_up(contribution.whole, as_total, f"The all-reduce of round {round_number}")
@@ -280,7 +304,7 @@ class ProcessNode(DrivenNode):
         self._watch.non_finite(count, round_number)
 
     def discard(self, gradient: Gradient, reason: str) -> None:
-        self._discarded += sum(map(len, gradient.samples))
+        self.books.discard(sum(map(len, gradient.samples)))
         self._account_discard(gradient.samples, gradient.count, reason)
         self.replica.release(gradient)
 

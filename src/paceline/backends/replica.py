@@ -12,19 +12,20 @@ the data is at its end.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.backends.given import check_step, trained_parameters
 from paceline.backends.trial import OptimizerTrial, scaled
 from paceline.errors import PacelineError
-from paceline.node import Gradient
+from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
@@ -294,6 +295,15 @@ class Replica:
         flat.sums.copy_(self.parameters).mul_(count)  # half precision: widen first, multiply then
         return flat
 
+    def share(self, share: Share) -> FlatSum | None:
+        """The part of the parameters that this rank brings to the mean model; None if there is none."""
+        if share.first == share.last:
+            return None
+        flat = self.buffer()
+        flat.sums.zero_()
+        flat.sums[share.part].copy_(self.parameters[share.part])
+        return flat
+
     def adopt(self, total: Gradient) -> None:
         """The mean of the models becomes the model."""
         self.return_from_looking_ahead()
@@ -305,6 +315,46 @@ class Replica:
     def release(self, gradient: Gradient) -> None:
         """The gradient is not used; its memory is."""
         self._give_back(self._taken(gradient) if isinstance(gradient.values, FlatSum) else None)
+
+    # ---- gradients that travel to a server
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers in each parameter."""
+        return [p.numel() for p in self._trained]
+
+    def mean(self, gradient: Gradient) -> Tensor | None:
+        """The gradient's mean in memory that the next call uses again; the gradient is used up. None if not finite."""
+        values, count = cast(FlatSum | FreshGradient | None, gradient.values), gradient.count
+        gradient.values = None
+        if isinstance(values, FreshGradient):
+            for view, part in zip(in_shape(self._travelling, self._trained), values.parts, strict=True):
+                view.copy_(part) if part is not None else view.zero_()
+        elif values is not None:
+            torch.mul(values.sums, 1 / count, out=self._travelling)
+            self._give_back(values)
+        return self._travelling if math.isfinite(torch.linalg.vector_norm(self._travelling)) else None
+
+    @cached_property
+    def _travelling(self) -> Tensor:
+        return torch.zeros_like(self.parameters)
+
+    def step(self, mean: Tensor, scale: StepScale, first: int) -> float:
+        """One step with a mean gradient of the parameters from the place `first` on; others do not move. Returns its
+        norm; when that is not finite there is no step."""
+        norm = float(torch.linalg.vector_norm(mean))
+        if not math.isfinite(norm):
+            return norm
+        if self.clip_norm is not None and norm > self.clip_norm:
+            mean = mean * (self.clip_norm / norm)
+        places = accumulate(self.sizes, initial=0)
+        moved = [p for p, place in zip(self._trained, places, strict=False) if first <= place < first + len(mean)]
+        for parameter, view in zip(moved, in_shape(mean, moved), strict=True):
+            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+        with scaled(self.optimizer, scale):
+            self.optimizer.step()
+        self.drop_gradients()
+        return norm
 
     def _taken(self, gradient: Gradient) -> FlatSum | None:
         values = cast(FlatSum | FreshGradient | None, gradient.values)
@@ -348,40 +398,3 @@ class Replica:
             nesterov=bool(group.get("nesterov", False)),
             adaptive="dampening" not in group and "nesterov" not in group,
         )
-
-
-def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that asks for the loss several times in a step cannot work with the mean of all ranks' gradients."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise PacelineError(
-            f"The optimizer {type(optimizer).__name__} needs a closure that computes the loss again.",
-            where="run.optimizer(optimizer, model)",
-            cause="A step is made with the gradients of all ranks, which are computed once.",
-            remedy="Take an optimizer that only uses .grad: SGD, Adam, AdamW and most others.",
-        )
-
-
-def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], list[nn.Parameter]]:
-    """The parameters that the optimizer moves, in the model's order; protests when they are not the model's."""
-    moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    named = [(name, p) for name, p in model.named_parameters() if id(p) in moved]
-    strangers = len(moved) - len(named)
-    if strangers or not named:
-        raise PacelineError(
-            f"The optimizer holds {strangers} parameter(s) that are not the model's."
-            if strangers
-            else "The optimizer holds no parameter of the model that requires a gradient.",
-            where="run.optimizer(optimizer, model)",
-            cause="Probably the model was built again, moved or wrapped after the optimizer was made.",
-            remedy="Make the optimizer from this model's parameters(), after the last change to the model.",
-        )
-    kinds = {(str(p.dtype), str(p.device)) for _, p in named}
-    if len(kinds) > 1:
-        raise PacelineError(
-            f"The trained parameters are of different kinds: {', '.join(' on '.join(kind) for kind in sorted(kinds))}.",
-            where="run.optimizer(optimizer, model)",
-            cause="Paceline keeps all parameters of a rank in one flat buffer.",
-            remedy="Convert the model as a whole (model.to(...)), and use torch.autocast for mixed precision.",
-        )
-    return [name for name, _ in named], [p for _, p in named]

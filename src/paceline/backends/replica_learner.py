@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.backends.replica import FlatSum, Replica
 from paceline.control.ledger import order
-from paceline.node import Gradient
+from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
@@ -33,7 +33,7 @@ class ReplicaLearner:
 
     def __init__(self, replica: Replica, backward: BackwardPass, *, samples: int, rank: int, seed: int = 0) -> None:
         self.replica, self._backward = replica, backward
-        self._samples, self._seed = samples, seed
+        self._samples, self._seed, self.epoch = samples, seed, 0
         self._modes = _modes()
         start = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
         self._random = torch.Generator().manual_seed(start).get_state()
@@ -61,6 +61,7 @@ class ReplicaLearner:
     def compute(self, samples: list[range]) -> Gradient:
         self.replica.drop_gradients()
         indices = np.concatenate([self._indices(part) for part in samples])
+        self.epoch = samples[-1].start // self._samples
         outside = torch.get_rng_state()
         torch.set_rng_state(self._random)
         try:
@@ -103,6 +104,19 @@ class ReplicaLearner:
 
     def model(self, count: int) -> FlatSum:
         return self.replica.model_contribution(count)
+
+    def share(self, share: Share) -> FlatSum | None:
+        return self.replica.share(share)
+
+    def mean(self, gradient: Gradient) -> Tensor | None:
+        return self.replica.mean(gradient)
+
+    def step(self, mean: Tensor, scale: StepScale, first: int) -> float:
+        return self.replica.step(mean, scale, first)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.replica.sizes
 
     def adopt(self, total: Gradient) -> None:
         self.replica.adopt(total)

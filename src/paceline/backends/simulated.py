@@ -79,26 +79,27 @@ def simulate(
         micro_batch: samples in one micro-batch. A shorter one at the end of an epoch takes proportionally less time.
         seconds: from then on no rank begins a micro-batch: all are out of data.
         data: what to learn from; endless when `None` (timing only). There must be an end: `seconds` or `data.epochs`.
-        learners: one for each rank; `None` simulates time only, without tensors and without importing torch.
+        learners: one for each rank, servers included; `None` simulates time only, without tensors and torch.
         recorder: gets every event, as a real run writes them; costs time and memory.
         on_applied: see `OnApplied`; the place to take snapshots of the parameters.
     """
-    workers = cluster.workers
+    workers, ranks = cluster.workers, cluster.ranks
+    strategy.check_servers(workers, cluster.servers)
     if seconds is None and (data is None or data.epochs is None):
         raise PacelineError("The simulation would never end.", remedy="Give seconds, or data with a number of epochs.")
     if micro_batch < 1:
         raise PacelineError(f"A micro-batch of {micro_batch} samples is not possible.", remedy="Give at least 1.")
-    if learners is not None and len(learners) != workers:
-        raise PacelineError(f"There are {len(learners)} learners for a cluster of {workers} workers.")
+    if learners is not None and len(learners) != ranks:
+        raise PacelineError(f"There are {len(learners)} learners for a cluster of {ranks} ranks.")
     timing_only = all(isinstance(learner, TimingLearner) for learner in learners or ())
     if data is None and not timing_only:
         raise PacelineError("Real gradients need data.", remedy="Give data=Data(samples), the length of the data set.")
     source: Source = Endless(micro_batch)
     if data is not None:
         source = Leases(Ledger(data.samples, data.epochs, micro_batch, workers))
-    trace = Trace(workers, recorder)
+    trace = Trace(ranks, recorder)
     limits = micro_batch, inf if seconds is None else seconds
-    run = VirtualRun(strategy, cluster, source, learners or [TimingLearner()] * workers, trace, limits, on_applied)
+    run = VirtualRun(strategy, cluster, source, learners or [TimingLearner()] * ranks, trace, limits, on_applied)
     with _collector_paused() if timing_only else nullcontext():
         run.play()
     return Simulation(
@@ -109,7 +110,7 @@ def simulate(
         samples_discarded=sum(totals.discarded for totals in trace.ranks),
         bytes_sent=sum(totals.nbytes for totals in trace.ranks),
         events=run.clock.events,
-        workers=tuple(trace.ranks),
+        workers=tuple(trace.ranks[:workers]),
         ideal_samples_per_second=micro_batch * cluster.micro_batches_per_second(),
     )
 

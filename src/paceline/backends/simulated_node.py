@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.learners import Learner
+from paceline.backends.theatre import Post, Theatre
 from paceline.backends.watch import Watch
-from paceline.node import Gradient, Message, Node, Values, Work
+from paceline.node import WHOLE, Gradient, Message, Node, Share, Values, Work
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.speed import Speedometer
 from paceline.simulator.cluster import Cluster, WorkTimes
@@ -150,43 +151,6 @@ class ReceiveWork(SimulatedWork[Message]):
         return self.message
 
 
-class Theatre(ABC):
-    """What a node needs of the driver: to start something in virtual time."""
-
-    @abstractmethod
-    def start_all_reduce(self, node: SimulatedNode, gradient: Gradient, note: float) -> Work[Gradient]: ...
-
-    @abstractmethod
-    def start_mean(self, node: SimulatedNode) -> Work[Gradient]: ...
-
-    @abstractmethod
-    def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]: ...
-
-    @abstractmethod
-    def start_message(self, to: int, message: Message) -> None: ...
-
-    @abstractmethod
-    def start_signal(self, node: SimulatedNode, round_number: int) -> None: ...
-
-    @abstractmethod
-    def start_count(self, node: SimulatedNode, round_number: int, samples: int, target: int) -> None: ...
-
-    @abstractmethod
-    def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None: ...
-
-    @abstractmethod
-    def settle(self, node: SimulatedNode, gradient: Gradient) -> None: ...
-
-    @abstractmethod
-    def round_over(self, node: SimulatedNode) -> None: ...
-
-    @abstractmethod
-    def warn(self, node: SimulatedNode, text: str) -> None: ...
-
-    @abstractmethod
-    def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None: ...
-
-
 class SimulatedNode(Node):
     """One rank in virtual time.
 
@@ -196,13 +160,17 @@ class SimulatedNode(Node):
 
     __slots__ = (
         "_run", "answer", "at_most", "close", "collectives", "computing", "discarded", "due", "empties", "ended",
-        "finished", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm", "out_of_data", "own_rounds",
-        "rank", "receivers", "rounds", "samples_applied", "sent", "signals", "since", "speed", "state", "step",
-        "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
+        "finished", "handed_in", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm", "out_of_data",
+        "own_rounds", "post", "rank", "receivers", "resume", "rounds", "samples_applied", "sent", "servers", "signals",
+        "since", "speed", "state", "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
     )  # fmt: skip
 
     finished: bool
     until: int | None
+    servers: int
+    samples_applied: int
+    post: Post
+    """Set when all nodes are there."""
 
     def __init__(
         self,
@@ -212,16 +180,19 @@ class SimulatedNode(Node):
         micro_batch: int,
         run: Theatre,
     ) -> None:
-        self.rank, self.world_size, self.learner = rank, cluster.workers, learner
+        self.rank, self.learner, self._run = rank, learner, run
+        self.world_size, self.servers = cluster.ranks, cluster.servers
         self.state: dict[str, Any] = {}
-        self.times, self._run = WorkTimes(cluster.durations(rank, self._round), micro_batch), run
+        durations = iter(()) if self.serves else cluster.durations(rank, self._round)
+        self.times = WorkTimes(durations, micro_batch)
         self.micro_batch = self.at_most = micro_batch
         self.until = None
         self.speed, self.watch = Speedometer(), Watch(rank, self.warn)
-        self.step: Callable[[Gradient | None], object] | None = None
+        self.resume: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""
         self.close: Callable[[], None] | None = None
-        self.ended = self.finished = self.out_of_data = self.idle = False
+        self.ended = self.finished = self.idle = False
+        self.out_of_data = self.serves
         self.computing: Gradient | None = None
         """The micro-batch under way."""
         self.due = inf
@@ -231,7 +202,7 @@ class SimulatedNode(Node):
         """What to send in when the wait is over."""
         self.since = 0.0
         self.ticket = self.empties = self.unsent = self.discarded = self.samples_applied = self.collectives = 0
-        self.rounds = self.own_rounds = 0
+        self.rounds = self.own_rounds = self.handed_in = 0
         """Of all ranks, started; and steps that this rank has made alone."""
         self.sent, self.norm = 0, 0.0
         """Bytes of messages since the last step alone, and the norm of its gradient."""
@@ -276,9 +247,38 @@ class SimulatedNode(Node):
     def settle(self, gradient: Gradient) -> None:
         self._run.settle(self, gradient)
 
+    def hand_in(self, gradient: Gradient) -> tuple[Tensor, int] | None:
+        mean = self.learner.mean(gradient)
+        if mean is None:
+            self.watch.non_finite(gradient.count, self.rounds)
+            self._run.discard(self, gradient, "non-finite gradient")
+            return None
+        return mean, self._run.hand_in(self, gradient)
+
+    def take_back(self, samples: list[range], reason: str) -> None:
+        self._run.take_back(self, samples, reason)
+
+    def step(self, mean: Tensor, scale: StepScale = AS_SET, first: int = 0) -> bool:
+        self.norm = self.learner.step(mean, scale, first)
+        return isfinite(self.norm)
+
+    def settle_for(self, worker: int, samples: int, handed_in: int, delay: int = 0) -> None:
+        self._run.settle_for(self, worker, samples, handed_in, delay)
+
+    def learned(self, samples: int) -> None:
+        self._run.learned(self, samples)
+
     @property
     def parameters(self) -> Tensor:
         return self.learner.parameters
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.learner.sizes
+
+    @property
+    def epoch(self) -> int:
+        return self.learner.epoch
 
     @property
     def steps(self) -> Steps:
@@ -300,16 +300,22 @@ class SimulatedNode(Node):
     def noise_scale(self) -> float | None:
         return self.learner.noise.value
 
+    def now(self) -> float:
+        return self._run.now
+
     def warn(self, text: str) -> None:
-        self._run.warn(self, text)
+        self._run.say(self, "warning", text)
+
+    def tell(self, text: str) -> None:
+        self._run.say(self, "note", text)
 
     # ---- communication
 
     def all_reduce(self, gradient: Gradient, note: float = 0.0) -> Work[Gradient]:
         return self._run.start_all_reduce(self, gradient, note)
 
-    def mean_model(self) -> Work[Gradient]:
-        return self._run.start_mean(self)
+    def mean_model(self, share: Share = WHOLE) -> Work[Gradient]:
+        return self._run.start_mean(self, share)
 
     @property
     def called_together(self) -> bool:
@@ -319,7 +325,7 @@ class SimulatedNode(Node):
         return self._run.start_all_gather(self, value)
 
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:
-        self._run.start_message(to, Message(self.rank, kind, self.learner.copies(tensors)))
+        self.post.start_message(to, Message(self.rank, kind, self.learner.copies(tensors)))
 
     def receive(self) -> Work[Message]:
         work = ReceiveWork()
@@ -330,13 +336,13 @@ class SimulatedNode(Node):
         return work
 
     def signal(self, round_number: int) -> None:
-        self._run.start_signal(self, round_number)
+        self.post.start_signal(self, round_number)
 
     def signalled(self, round_number: int) -> bool:
         return round_number in self.signals
 
     def count(self, round_number: int, samples: int, target: int) -> None:
-        self._run.start_count(self, round_number, samples, target)
+        self.post.start_count(self, round_number, samples, target)
 
     # ---- for the driver
 

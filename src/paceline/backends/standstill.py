@@ -28,7 +28,7 @@ def _waits(nodes: Sequence[SimulatedNode]) -> list[str]:
     """Ranks that wait for the same thing, in one sentence."""
     groups: dict[str, list[int]] = {}
     for node in nodes:
-        if node.step is not None and node.computing is None:
+        if node.resume is not None and node.computing is None:
             groups.setdefault(_reason(node, nodes), []).append(node.rank)
     return [
         f"{named(ranks)} {reason.format('waits' if len(ranks) == 1 else 'wait')}" for reason, ranks in groups.items()

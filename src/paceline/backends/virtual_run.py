@@ -18,13 +18,13 @@ from paceline.backends.simulated_node import (
     RoundTotal,
     SimulatedNode,
     SimulatedWork,
-    Theatre,
     Waiter,
 )
 from paceline.backends.standstill import leaked, never_ends, out_of_order, standstill
+from paceline.backends.theatre import Theatre
+from paceline.backends.virtual_post import VirtualPost
 from paceline.backends.watch import NOISE_EVERY
-from paceline.control.signals import RoundSignals
-from paceline.node import GIVEN_UP, NEXT_GRADIENT, Gradient, Message, Work
+from paceline.node import GIVEN_UP, NEXT_GRADIENT, Gradient, Share, Work
 from paceline.simulator.clock import Clock
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Crash, FaultPlan
@@ -62,13 +62,15 @@ class VirtualRun(Theatre):
         self.clock, self.trace, self._on_applied = Clock(), trace, on_applied
         self._until = limits[1]
         self.nodes = [SimulatedNode(rank, cluster, learner, limits[0], self) for rank, learner in enumerate(learners)]
-        self._strategy, self._cluster, self._source = strategy, cluster, source
-        self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.workers)
+        self._strategy, self._source = strategy, source
+        self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.ranks)
+        post = VirtualPost(self, cluster, self._faults, self._traffic)
+        for node in self.nodes:
+            node.post = post
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
         self._news = False
         self._open: dict[int, Collective] = {}
-        self._signals = RoundSignals()
         self.rounds = self.samples_applied = self._empties = 0
 
     # ---- from the beginning to the end
@@ -91,12 +93,12 @@ class VirtualRun(Theatre):
         if node.ended:  # crashed before it joined
             return
         self.trace.start(node.rank, self.clock.now)
-        coroutine = self._strategy.worker(node)
-        node.step, node.close = coroutine.send, coroutine.close
-        self._advance(node, None)
+        coroutine = self._strategy.course(node)
+        node.resume, node.close = coroutine.send, coroutine.close
+        self.advance(node, None)
 
     def _end(self, node: SimulatedNode, reason: str) -> None:
-        node.step, node.ended = None, True
+        node.resume, node.ended = None, True
         if node.unsent:
             self.trace.discard(node.rank, self.clock.now, node.unsent, reason)
         self._source.release(node.rank)
@@ -112,12 +114,12 @@ class VirtualRun(Theatre):
 
     # ---- a rank's course
 
-    def _advance(self, node: SimulatedNode, answer: Gradient | None) -> None:
+    def advance(self, node: SimulatedNode, answer: Gradient | None) -> None:
         """Run the coroutine to where it next needs time."""
-        assert node.step is not None
+        assert node.resume is not None
         node.ticket += 1
         try:
-            asked = node.step(answer)
+            asked = node.resume(answer)
         except StopIteration:
             self._end(node, "left over by the strategy")
             asked = None
@@ -166,9 +168,9 @@ class VirtualRun(Theatre):
         node.speed.see(count, end - start)
         node.unsent += count
         self.trace.compute(node.rank, start, end, count)
-        self._advance(node, gradient)
+        self.advance(node, gradient)
 
-    def _give_up(self, node: SimulatedNode) -> None:
+    def give_up(self, node: SimulatedNode) -> None:
         """The signal that ends the micro-batch under way has come: as much of it as was done was for nothing."""
         gradient, now, node.computing = node.computing, self.clock.now, None
         assert gradient is not None
@@ -177,7 +179,7 @@ class VirtualRun(Theatre):
             self.trace.compute(node.rank, node.since, now, done)
             self.trace.discard(node.rank, now, done, GIVEN_UP)
         self._source.put_back(node.rank, gradient.samples)
-        self._advance(node, Gradient(None, 0))
+        self.advance(node, Gradient(None, 0))
 
     def _start_idling(self, node: SimulatedNode) -> None:
         """No data: an empty gradient, when the next thing in flight here arrives; at once if there is nothing."""
@@ -194,23 +196,23 @@ class VirtualRun(Theatre):
                 node.waits_for = work
                 work.waiters.append(waiter)
         if node.waits_for is None and node.empties <= PATIENCE:
-            self.clock.at(now, self._wake, waiter)
+            self.clock.at(now, self.wake, waiter)
 
-    def _wake(self, waiter: Waiter) -> None:
+    def wake(self, waiter: Waiter) -> None:
         node, ticket = waiter
-        if node.ticket != ticket or node.step is None:
+        if node.ticket != ticket or node.resume is None:
             return
         now = self.clock.now
         if node.rank in self._faults.touched and (thaw := self._faults.thaw(node.rank, now)) > now:
             if thaw < inf:
-                self.clock.at(thaw, self._wake, waiter)
+                self.clock.at(thaw, self.wake, waiter)
             return
         if now > node.since:
             work = node.waits_for
             joined, round_number = (work.joined, work.round) if work else (inf, None)
             self.trace.wait(node.rank, node.since, now, joined, round_number)
         node.waits_for, node.idle = None, False
-        self._advance(node, node.answer)
+        self.advance(node, node.answer)
 
     def _place(self, node: SimulatedNode) -> str:
         return f"rank {node.rank}, {self.clock.now:g} s"
@@ -228,8 +230,9 @@ class VirtualRun(Theatre):
             own = 0
         return self._start_round(node, payload, own, note)
 
-    def start_mean(self, node: SimulatedNode) -> Work[Gradient]:
-        payload, _ = node.learner.contribution(Gradient(node.learner.model(1), 1), not node.out_of_data)
+    def start_mean(self, node: SimulatedNode, share: Share) -> Work[Gradient]:
+        own = Gradient(node.learner.share(share), share.models)
+        payload, _ = node.learner.contribution(own, not node.out_of_data)
         return self._start_round(node, payload, None, 0.0)
 
     def _start_round(self, node: SimulatedNode, payload: Any, own: int | None, note: float) -> Work[Gradient]:
@@ -286,7 +289,7 @@ class VirtualRun(Theatre):
         collective.notes = tuple(notes.get(rank, 0.0) for rank in ranks) if notes else (0.0,) * len(ordered)
         collective.done = True
         for waiter in collective.waiters:
-            self._wake(waiter)
+            self.wake(waiter)
 
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
         now = self.clock.now
@@ -326,9 +329,36 @@ class VirtualRun(Theatre):
         self._news = True
         self.round_over(node)  # at once: the next round may be over too, with nothing to wait for in between
 
+    def hand_in(self, node: SimulatedNode, gradient: Gradient) -> int:
+        node.unsent -= gradient.count
+        node.handed_in += gradient.count + node.discarded
+        node.discarded = 0
+        node.own_rounds += 1
+        return node.handed_in
+
+    def take_back(self, node: SimulatedNode, samples: list[range], reason: str) -> None:
+        self._source.discard(node.rank, samples, reason)
+        self.trace.discard(node.rank, self.clock.now, sum(map(len, samples)), reason)
+
+    def settle_for(self, node: SimulatedNode, worker: int, samples: int, handed_in: int, delay: int) -> None:
+        self._source.reach(worker, handed_in)
+        node.watch.see(node.own_rounds, node.norm, samples, True, node.learner.steps.learning_rate)
+        self.last_applied = self.clock.now
+        self.trace.step_for(node.rank, self.clock.now, node.own_rounds, samples, node.sent, worker, delay)
+        node.own_rounds, node.sent = node.own_rounds + 1, 0
+        self.rounds = max(self.rounds, node.own_rounds)
+        self.samples_applied += samples
+        node.samples_applied += samples
+        self._news = True
+        self.round_over(node)
+
+    def learned(self, node: SimulatedNode, samples: int) -> None:
+        node.samples_applied = max(samples, node.samples_applied)
+
     def round_over(self, node: SimulatedNode) -> None:
         if self._news and self._on_applied is not None:
-            self._on_applied(node.rank, self.clock.now, node.samples_applied)
+            applied = self.samples_applied if node.serves else node.samples_applied
+            self._on_applied(node.rank, self.clock.now, applied)
         self._news = False
 
     def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None:
@@ -337,64 +367,14 @@ class VirtualRun(Theatre):
         self._source.discard(node.rank, gradient.samples, reason)
         self.trace.discard(node.rank, self.clock.now, gradient.count, reason)
 
-    def warn(self, node: SimulatedNode, text: str) -> None:
-        self.trace.warn(node.rank, self.clock.now, text)
+    def say(self, node: SimulatedNode, kind: str, text: str) -> None:
+        self.trace.say(kind, node.rank, self.clock.now, text)
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
 
     def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range]) -> None:
         self._source.discard(node.rank, samples, "non-finite gradient")
         self.trace.discard(node.rank, self.clock.now, count, "non-finite gradient")
         node.watch.non_finite(count, node.rounds)
-
-    # ---- messages and signals
-
-    def start_message(self, to: int, message: Message) -> None:
-        nbytes = sum(tensor.nbytes for tensor in message.tensors)
-        self.trace.ranks[message.sender].nbytes += nbytes
-        self.nodes[message.sender].sent += nbytes
-        self._depart((to, message, nbytes))
-
-    def _depart(self, parcel: tuple[int, Message, int]) -> None:
-        to, message, nbytes = parcel
-        now = self.clock.now
-        opens = self._faults.open((message.sender, to), now)
-        if now < opens < inf:
-            self.clock.at(opens, self._depart, parcel)
-        elif opens == now:
-            self.clock.at(self._traffic.arrival(message.sender, to, nbytes, now), self._deliver, (to, message))
-
-    def _deliver(self, parcel: tuple[int, Message]) -> None:
-        node = self.nodes[parcel[0]]
-        waiters = node.take_in(parcel[1])
-        if node.idle:
-            waiters = [*waiters, (node, node.ticket)]
-        for waiter in waiters:
-            self._wake(waiter)
-
-    def start_signal(self, node: SimulatedNode, round_number: int) -> None:
-        """The first signal of a round reaches everybody; later ones would tell them nothing new."""
-        node.signals.add(round_number)
-        if self._signals.add(round_number):
-            self._spread(round_number, node, [other for other in self.nodes if other is not node])
-
-    def start_count(self, node: SimulatedNode, round_number: int, samples: int, target: int) -> None:
-        """The control plane counts without delay; that it has enough reaches everybody as a signal does."""
-        if self._signals.add(round_number, samples, target):
-            self._spread(round_number, node, self.nodes)
-
-    def _spread(self, round_number: int, origin: SimulatedNode, hearers: Sequence[SimulatedNode]) -> None:
-        arrivals = dict[float, list[SimulatedNode]]()
-        for other in hearers:
-            opens = self._faults.open((origin.rank, other.rank), self.clock.now)
-            if opens < inf:
-                arrivals.setdefault(opens + self._cluster.network.latency, []).append(other)
-        for time, reached in arrivals.items():
-            self.clock.at(time, self._hear, (round_number, reached))
-
-    def _hear(self, news: tuple[int, list[SimulatedNode]]) -> None:
-        round_number, reached = news
-        for node in reached:
-            node.signals.add(round_number)
-            if node.until == round_number and node.computing is not None and not node.ended:
-                self._give_up(node)
-            elif node.idle:
-                self._wake((node, node.ticket))

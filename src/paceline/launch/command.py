@@ -11,21 +11,23 @@ from paceline.launch.surroundings import new_run
 from paceline.report.progress import Progress
 
 
-def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float) -> int:
+def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, servers: int = 0) -> int:
     """Run the script on every rank; its exit code is the first failure's, or 0.
 
     Args:
         command: the script and its arguments.
-        nproc: how many ranks.
+        nproc: how many ranks learn.
         folder: where the run's own folder is made.
         port: of the control plane.
         join_timeout: seconds to wait for every rank to arrive.
+        servers: ranks beside these that serve.
     """
     if not Path(command[0]).is_file():
         raise PacelineError(f"There is no script {command[0]}.", remedy="Usage: paceline run --nproc 4 script.py.")
     run_folder = new_run(folder)
     with Progress(run_folder / "events"):
-        outcome = launch([sys.executable, *command], nproc, run_folder, port=port, join_timeout=join_timeout)
+        started = [sys.executable, *command]
+        outcome = launch(started, nproc + servers, run_folder, port=port, join_timeout=join_timeout, servers=servers)
     print(f"The run's folder: {run_folder}")
     explain(outcome, run_folder)
     return exit_code(outcome)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.control.service import ControlService
-from paceline.launch.surroundings import card_of, environment_of
+from paceline.launch.surroundings import SERVERS, card_of, environment_of
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
@@ -54,6 +54,7 @@ def launch(
     quiet: bool = False,
     join_timeout: float = 120.0,
     heartbeat_timeout: float = 10.0,
+    servers: int = 0,
 ) -> Launch:
     """Run the command once for every rank and wait for all.
 
@@ -66,6 +67,7 @@ def launch(
         quiet: keep what the ranks print for `logs/` alone.
         join_timeout: seconds until a rank that has not arrived is given up.
         heartbeat_timeout: seconds of silence after which a rank that hangs is given up.
+        servers: of these ranks, the last so many serve.
     """
     secret = secrets.token_bytes(32)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -74,6 +76,8 @@ def launch(
     ) as service:
         shared = {**os.environ, **(environment or {}), **environment_of(card_of(service.address, folder, secret))}
         shared |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "PYTHONUNBUFFERED": "1"}
+        if servers:
+            shared[SERVERS] = str(servers)
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too
         children = Children(command, nproc, shared, folder / "logs", quiet)
         try:

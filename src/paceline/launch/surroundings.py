@@ -17,8 +17,10 @@ from pathlib import Path
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.launch.hosted import HostedService
+from paceline.launch.roles import Servers, place, serving_ranks
 
 CONTROL, SECRET, FOLDER, ORIGIN = "PACELINE_CONTROL", "PACELINE_SECRET", "PACELINE_FOLDER", "PACELINE_ORIGIN"
+SERVERS = "PACELINE_SERVERS"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -27,7 +29,8 @@ class Surroundings:
     """What a rank knows before it knows its model.
 
     Args:
-        rank, world_size: this rank and how many there are.
+        rank, world_size: this rank and how many there are; the ranks that serve are the last.
+        servers: how many serve.
         control: the rank's line to the control plane.
         address: host and port of the control plane.
         secret: what every connection of the run is authenticated by.
@@ -39,6 +42,7 @@ class Surroundings:
 
     rank: int
     world_size: int
+    servers: int
     control: ControlClient
     address: tuple[str, int]
     secret: bytes
@@ -48,72 +52,31 @@ class Surroundings:
     service: HostedService | None = None
 
     @classmethod
-    def find(cls, folder: Path, join_timeout: float) -> Surroundings:
-        """Look at the environment that the launcher has left."""
+    def find(cls, folder: Path, join_timeout: float, servers: Servers = 0) -> Surroundings:
+        """Look at the environment that the launcher has left; what it says of servers counts more than `servers`."""
         rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         if not 0 <= rank < world_size:
             raise PacelineError(f"RANK={rank} and WORLD_SIZE={world_size} do not fit together.")
+        servers = os.environ.get(SERVERS, servers)
+        serving = serving_ranks(servers, world_size, _number("LOCAL_WORLD_SIZE", world_size))
+        service = None
         if CONTROL in os.environ:
-            return cls._meet(rank, world_size, join_timeout, _from_environment())
-        if world_size == 1:
+            card = _from_environment()
+        elif world_size == 1:
             service, card = _host(folder, world_size, "127.0.0.1", join_timeout)
-            return cls._meet(rank, world_size, join_timeout, card, service)
-        return cls._under_torchrun(rank, world_size, folder, join_timeout)
-
-    @classmethod
-    def _under_torchrun(cls, rank: int, world_size: int, folder: Path, join_timeout: float) -> Surroundings:
-        """Rank 0 hosts the control plane; torchrun's own store tells the others where it is."""
-        from torch._C._distributed_c10d import TCPStore
-
-        for needed in ("MASTER_ADDR", "MASTER_PORT"):
-            if needed not in os.environ:
-                raise PacelineError(
-                    f"WORLD_SIZE is {world_size} but {needed} is not set.",
-                    cause="The ranks cannot find each other.",
-                    remedy="Start with torchrun or `paceline run`, or unset WORLD_SIZE to train alone.",
-                )
-        host = os.environ["MASTER_ADDR"]
-        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        try:
-            store = TCPStore(
-                host,
-                _number("MASTER_PORT", 0),
-                world_size,
-                is_master=serves,
-                timeout=timedelta(seconds=join_timeout),
-                wait_for_workers=False,
-            )
-            # A restart by torchrun finds the keys of the attempt before it: each attempt has its own.
-            key = f"paceline/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            service = None
-            if rank == 0:
-                service, card = _host(folder, world_size, host, join_timeout)
-                store.set(key, json.dumps(card))
-            else:
-                card = json.loads(store.get(key))
-        except (RuntimeError, OSError) as error:
-            raise PacelineError(
-                f"Rank {rank} did not find rank 0 at {host}:{os.environ['MASTER_PORT']}.",
-                cause=f"Rank 0 never arrived within {join_timeout:g} s, or the port is taken: "
-                f"{str(error).splitlines()[0]}",
-                remedy="Look at rank 0's log; give another port to the launcher.",
-            ) from error
-        return cls._meet(rank, world_size, join_timeout, card, service)
-
-    @classmethod
-    def _meet(
-        cls,
-        rank: int,
-        world_size: int,
-        join_timeout: float,
-        card: dict[str, str],
-        service: HostedService | None = None,
-    ) -> Surroundings:
+        else:
+            service, card = _under_torchrun(rank, world_size, folder, join_timeout)
         host, _, port = card["control"].rpartition(":")
         address, secret = (host, int(port)), bytes.fromhex(card["secret"])
+        rank = place(rank, world_size, serving)
         control = ControlClient(address, secret, rank, connect_seconds=join_timeout)
         folder, origin = Path(card["folder"]), float(card["origin"])
-        return cls(rank, world_size, control, address, secret, folder, origin, join_timeout, service)
+        return cls(rank, world_size, len(serving), control, address, secret, folder, origin, join_timeout, service)
+
+    @property
+    def workers(self) -> int:
+        """Ranks that learn."""
+        return self.world_size - self.servers
 
     @property
     def loopback(self) -> bool:
@@ -177,6 +140,47 @@ def _host(folder: Path, world_size: int, host: str, join_timeout: float) -> tupl
     secret = bytes.fromhex(os.environ[SECRET]) if SECRET in os.environ else secrets.token_bytes(32)
     service = HostedService(world_size, secret, host, join_timeout)
     return service, card_of(service.address, new_run(folder), secret)
+
+
+def _under_torchrun(
+    rank: int, world_size: int, folder: Path, join_timeout: float
+) -> tuple[HostedService | None, dict[str, str]]:
+    """Rank 0 hosts the control plane; torchrun's own store tells the others where it is."""
+    from torch._C._distributed_c10d import TCPStore
+
+    for needed in ("MASTER_ADDR", "MASTER_PORT"):
+        if needed not in os.environ:
+            raise PacelineError(
+                f"WORLD_SIZE is {world_size} but {needed} is not set.",
+                cause="The ranks cannot find each other.",
+                remedy="Start with torchrun or `paceline run`, or unset WORLD_SIZE to train alone.",
+            )
+    host = os.environ["MASTER_ADDR"]
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(
+            host,
+            _number("MASTER_PORT", 0),
+            world_size,
+            is_master=serves,
+            timeout=timedelta(seconds=join_timeout),
+            wait_for_workers=False,
+        )
+        # A restart by torchrun finds the keys of the attempt before it: each attempt has its own.
+        key = f"paceline/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        service = None
+        if rank == 0:
+            service, card = _host(folder, world_size, host, join_timeout)
+            store.set(key, json.dumps(card))
+        else:
+            card = json.loads(store.get(key))
+    except (RuntimeError, OSError) as error:
+        raise PacelineError(
+            f"Rank {rank} did not find rank 0 at {host}:{os.environ['MASTER_PORT']}.",
+            cause=f"Rank 0 never arrived within {join_timeout:g} s, or the port is taken: {str(error).splitlines()[0]}",
+            remedy="Look at rank 0's log; give another port to the launcher.",
+        ) from error
+    return service, card
 
 
 def _number(name: str, default: int) -> int:

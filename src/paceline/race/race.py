@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +81,20 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
 
 def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
     strategy = on_the_graph_of(course.cluster, strategy)
+    course = replace(course, cluster=course.spec.with_servers(course.cluster, create(strategy)))
     if course.spec.backend == "processes":
         return _on_processes(course, strategy, folder)
     happened = race_simulated(course.spec, course.workload, course.cluster, strategy)
     write_events(folder / "events", happened)
-    for text in dict.fromkeys(event["text"] for event in happened if event["kind"] == "warning"):
+    for text in dict.fromkeys(event["text"] for event in happened if event["kind"] in ("warning", "note")):
         print(f"{strategy}: {text}")
     return happened
 
 
 def on_the_graph_of(cluster: Cluster, strategy: str) -> str:
     """The strategy; on the graph that a cluster file describes, if it needs one and names none itself."""
-    if cluster.graph is None or not create(strategy).steps_alone or "graph=" in strategy:
+    chosen = create(strategy)
+    if cluster.graph is None or not hasattr(chosen, "graph") or "graph=" in strategy:
         return strategy
     return f"{strategy}:graph={cluster.graph.in_a_word(cluster.workers)}"
 
@@ -120,7 +122,7 @@ def _on_processes(course: Course, strategy: str, folder: Path) -> list[Event]:
     command = [sys.executable, "-m", "paceline.race.worker", str(folder / "spec.json"), strategy]
     command.append(repr(course.cluster.micro_batch_seconds))
     with Progress(folder / "events", title=strategy):
-        outcome = launch(command, course.cluster.workers, folder, quiet=True)
+        outcome = launch(command, course.cluster.ranks, folder, quiet=True, servers=course.cluster.servers)
     if not outcome.ok:
         explain(outcome, folder)
         raise PacelineError(

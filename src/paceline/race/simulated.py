@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from paceline.race.snapshots import Snapshots
 from paceline.race.spec import RaceSpec
 from paceline.record import Event, MemoryRecorder
 from paceline.simulator.cluster import Cluster
-from paceline.strategies import create
+from paceline.strategies import Strategy, create
 from paceline.workloads.workload import Workload
 
 
@@ -30,7 +32,7 @@ def race_simulated(spec: RaceSpec, workload: Workload, cluster: Cluster, strateg
 
 
 def _race(spec: RaceSpec, workload: Workload, cluster: Cluster, strategy: str) -> list[Event]:
-    learners = [_learner(spec, workload, rank) for rank in range(cluster.workers)]
+    learners = [_learner(spec, workload, rank) for rank in range(cluster.ranks)]
     recorder = MemoryRecorder()
     snapshots = Snapshots(workload, spec.seed, spec.seconds)
     chosen = create(strategy)
@@ -38,10 +40,10 @@ def _race(spec: RaceSpec, workload: Workload, cluster: Cluster, strategy: str) -
     def model() -> Tensor:
         if not chosen.steps_alone:
             return learners[0].parameters
-        return torch.stack([learner.parameters for learner in learners]).mean(0)
+        return mean_model(chosen, cluster, [learner.parameters for learner in learners], learners[0].sizes)
 
     def look(rank: int, t: float, samples: int) -> None:
-        if rank == 0:
+        if rank == 0 or rank >= cluster.workers:
             snapshots.look(t, samples, model)
 
     outcome = simulate(
@@ -58,6 +60,16 @@ def _race(spec: RaceSpec, workload: Workload, cluster: Cluster, strategy: str) -
     for t, samples, metric, loss in snapshots.evaluate():
         recorder.write("metric", 0, t, samples=samples, metric=metric, loss=loss)
     return recorder.events
+
+
+def mean_model(strategy: Strategy, cluster: Cluster, models: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """The model of the run, from the parameters of all ranks."""
+    places = (cluster.workers, cluster.servers, sizes)
+    shares = [strategy.share_of_model(rank, *places) for rank in range(cluster.ranks)]
+    total = torch.zeros_like(models[0])
+    for parameters, share in zip(models, shares, strict=True):
+        total[share.part] += parameters[share.part]
+    return total.div_(sum(share.models for share in shares))
 
 
 def _learner(spec: RaceSpec, workload: Workload, rank: int) -> ReplicaLearner:

@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from paceline.backends.replica import in_shape
+from paceline.node import Share
 from paceline.workloads.workload import Workload
 
 PER_RACE = 80  # how finely the time to a target can be told; each costs one copy of the parameters and one evaluation
 
 LAST = 2**62  # after all moments
+
+
+def share_of(parameters: Tensor, share: Share) -> Tensor:
+    """What a rank brings to the mean model, with zeros where it brings nothing."""
+    part = torch.zeros_like(parameters)
+    part[share.part] = parameters[share.part]
+    return part
 
 
 class Snapshots:
@@ -36,15 +44,17 @@ class Snapshots:
         """Keep the last one."""
         self._kept[LAST] = (t, samples, parameters.detach().clone())
 
-    def average(self, rank: int, ranks: int, add_up: Callable[[Tensor], Tensor]) -> None:
+    def average(self, rank: int, ranks: int, share: Share, add_up: Callable[[Tensor], Tensor]) -> None:
         """Where ranks step alone: the means of all ranks' models, each as of the time when the last of them was there.
         A rank that has none of a moment was in a long round, and its model was still the one of before.
 
         Args:
             rank, ranks: which one this is, and how many there are.
+            share: what this rank brings to the mean.
             add_up: adds a tensor over all ranks, which all call it equally often.
         """
         newest = self._kept[min(self._kept)]
+        models = int(add_up(torch.tensor([float(share.models)], dtype=torch.float64)))
         means: dict[int, tuple[float, int, Tensor]] = {}
         bounds = torch.zeros(2, ranks, dtype=torch.float64)
         looked_at = [moment for moment in self._kept if moment != LAST] or [0]
@@ -57,7 +67,7 @@ class Snapshots:
             told[:, rank] = torch.tensor([moment in self._kept, t, samples])
             fresh, times, seen = add_up(told)
             if fresh.any():
-                means[moment] = (float(times.max()), int(seen.max()), add_up(parameters / ranks))
+                means[moment] = (float(times.max()), int(seen.max()), add_up(share_of(parameters, share) / models))
         self._kept = means
 
     def evaluate(self) -> Iterator[tuple[float, int, float, float]]:

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError, no_such
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
 from paceline.simulator.network import Network
-from paceline.strategies import create
+from paceline.strategies import Strategy, create
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +25,14 @@ BACKENDS = ("processes", "simulated")
 # What gloo shows between four processes on two cores: 5.5 ms for ten thousand numbers, 12.6 ms for a million. It is
 # the simulator's stand-in for the real thing.
 ONE_MACHINE = Network(latency=0.9e-3, bandwidth=0.9e9)
+
+
+def with_servers(cluster: Cluster, strategy: Strategy, servers: int | None) -> Cluster:
+    """The cluster with servers for a strategy that has some: so many, or as many as the file says or it takes."""
+    usual = strategy.servers_for(cluster.workers)
+    chosen = (cluster.servers or usual if servers is None else servers) if usual else 0
+    strategy.check_servers(cluster.workers, chosen)
+    return replace(cluster, servers=chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,7 @@ class RaceSpec:
         micro_batch_seconds: what a micro-batch takes at speed 1; None chooses by measuring. Not with `cluster`.
         data: folder of data for workloads that need one.
         seed: of data order, model and cluster.
+        servers: of the strategies that have servers; None is as many as each takes by itself, or a file's.
     """
 
     strategies: tuple[str, ...]
@@ -60,6 +69,7 @@ class RaceSpec:
     micro_batch_seconds: float | None = None
     data: str | None = None
     seed: int = 0
+    servers: int | None = None
 
     def __post_init__(self) -> None:
         for text in self.strategies:
@@ -92,6 +102,10 @@ class RaceSpec:
         return Cluster.from_speeds(
             self.speeds, micro_batch_seconds=micro_batch_seconds, network=ONE_MACHINE, seed=self.seed
         )
+
+    def with_servers(self, cluster: Cluster, strategy: Strategy) -> Cluster:
+        """The cluster as the strategy needs it."""
+        return with_servers(cluster, strategy, self.servers)
 
     def load_workload(self) -> Workload:
         return workloads.load(self.workload, Path(self.data) if self.data else None, self.model)

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.backends.learners import TimingLearner
 from paceline.backends.simulated import Simulation, simulate
 from paceline.errors import PacelineError
-from paceline.race.spec import ONE_MACHINE
+from paceline.race.spec import ONE_MACHINE, with_servers
 from paceline.report.words import count, percent
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
@@ -45,7 +45,7 @@ def cluster_of(
 
 
 def simulate_timing(
-    strategy: str, cluster: Cluster, *, seconds: float, micro_batch: int, parameters: int
+    strategy: str, cluster: Cluster, *, seconds: float, micro_batch: int, parameters: int, servers: int | None = None
 ) -> dict[str, Any]:
     """Simulate, print a summary, and return what `--json` holds: a race of one strategy without metrics.
 
@@ -55,17 +55,18 @@ def simulate_timing(
         seconds: of virtual time.
         micro_batch: samples in a micro-batch.
         parameters: of the model; they decide what an all-reduce costs.
+        servers: for a strategy that has some; None is as many as the cluster's file says or the strategy takes.
     """
     if not 0 < seconds < inf:
         raise PacelineError(f"A simulation of {seconds:g} seconds is not possible.", remedy="Give more than zero.")
-    learner = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER)
+    learner, chosen = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER), create(strategy)
+    cluster = with_servers(cluster, chosen, servers)
     began = time.perf_counter()
-    outcome = simulate(
-        create(strategy), cluster, micro_batch=micro_batch, seconds=seconds, learners=[learner] * cluster.workers
-    )
+    outcome = simulate(chosen, cluster, micro_batch=micro_batch, seconds=seconds, learners=[learner] * cluster.ranks)
     rate = outcome.events / (time.perf_counter() - began)
+    served = f" and {cluster.servers} servers" if cluster.servers else ""
     print(
-        f"{strategy} on {cluster.workers} workers for {outcome.seconds:.2f} virtual seconds: "
+        f"{strategy} on {cluster.workers} workers{served} for {outcome.seconds:.2f} virtual seconds: "
         f"{percent(outcome.share_of_ideal)} of ideal, {count(outcome.rounds)} rounds, "
         f"{count(outcome.samples_applied)} samples; {count(outcome.events)} events at {count(round(rate))} a second."
     )

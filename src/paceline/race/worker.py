@@ -25,30 +25,35 @@ LEAST_SLEEP = 0.001  # below it the machine is busy with waking up
 def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds: float) -> None:
     model = workload.build_model(spec.seed)
     with Run(strategy, seed=spec.seed) as run:
-        cluster = spec.build_cluster(micro_batch_seconds)
-        durations = cluster.durations(run.rank, lambda: run.node.rounds)
-        mean = cluster.mean_seconds(run.rank)
-        device = EmulatedDevice(durations, mean, workload.micro_batch, sleep=lambda rest: heedful_sleep(run, rest))
+        device = None if run.serves else emulated(spec, workload, run, micro_batch_seconds)
         loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
-        alone = run.strategy.steps_alone
-        if run.rank == 0 or alone:
+        alone, share = run.strategy.steps_alone, run.share_of_model
+        if run.rank == 0 or (alone and share.last != 0):
             run.after_round(
                 lambda: snapshots.look(run.node.now(), run.node.samples_applied, lambda: run.node.parameters)
             )
         for batch in loader:
+            assert device is not None
             with run.abortable(), device.micro_batch(len(batch[1])):
                 optimizer.zero_grad()
                 workload.loss(model, batch).backward()
             optimizer.step()
         snapshots.take(run.node.now(), run.node.samples_applied, run.node.parameters)
         if alone:  # the race is over: this is off the clock
-            snapshots.average(run.rank, run.world_size, run.node.sum_now)
+            snapshots.average(run.rank, run.world_size, share, run.node.sum_now)
         if run.rank == 0:
             torch.set_num_threads(os.cpu_count() or 1)  # the race is over: the cores are free
             for t, samples, metric, loss in snapshots.evaluate():
                 run.report(metric, loss, t=t, samples=samples)
+
+
+def emulated(spec: RaceSpec, workload: Workload, run: Run, micro_batch_seconds: float) -> EmulatedDevice:
+    cluster = spec.build_cluster(micro_batch_seconds)
+    durations = cluster.durations(run.rank, lambda: run.node.rounds)
+    mean = cluster.mean_seconds(run.rank)
+    return EmulatedDevice(durations, mean, workload.micro_batch, sleep=lambda rest: heedful_sleep(run, rest))
 
 
 def heedful_sleep(run: Run, seconds: float) -> None:

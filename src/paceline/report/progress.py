@@ -58,7 +58,7 @@ class RunView:
         self.workers: dict[int, WorkerRow] = {}
         self.now = 0.0
         self.metric: float | None = None
-        self.warnings: deque[str] = deque(maxlen=3)
+        self.said: deque[str] = deque(maxlen=3)  # warnings and notes
         self._standing = Standing()
 
     def see(self, event: Event) -> None:
@@ -77,8 +77,8 @@ class RunView:
                 worker.rounds += bool(event["samples"])
             case "metric":
                 self.metric = float(event["metric"])
-            case "warning":
-                self.warnings.append(event["text"])
+            case "warning" | "note":
+                self.said.append(f"{event['kind']}: {event['text']}")
             case "end":
                 worker.ended = True
         self.now = max(self.now, event["end"] if "end" in event else event["t"])
@@ -120,7 +120,7 @@ class Progress:
         self.view = RunView()
         self._live: Live | None = None
         self._last_line = ""
-        self._warned: set[str] = set()
+        self._told: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_updating, name="paceline-progress", daemon=True)
 
@@ -153,8 +153,8 @@ class Progress:
             self._live.update(self.table(), refresh=True)
         elif self.view.workers and self.line() != self._last_line:
             self._last_line = self.line()
-            news = [f"warning: {text}" for text in self.view.warnings if text not in self._warned]
-            self._warned.update(self.view.warnings)
+            news = [text for text in self.view.said if text not in self._told]
+            self._told.update(self.view.said)
             self._console.file.write("\n".join([*news, self._last_line]) + "\n")
             self._console.file.flush()
 
@@ -171,8 +171,8 @@ class Progress:
             table.add_row(str(rank), count(worker.samples), f"{worker.speed(self.view.now):,.0f}", words)
         if len(doing) > len(shown):
             table.add_row("…", "", "", f"and {len(doing) - len(shown)} more")
-        for text in self.view.warnings:
-            table.add_row("", "", "", Text(f"warning: {text}", style="red"))
+        for text in self.view.said:
+            table.add_row("", "", "", Text(text, style="red" if text.startswith("warning") else ""))
         return table
 
     def line(self) -> str:

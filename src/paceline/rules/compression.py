@@ -78,6 +78,23 @@ class Sparse:
             )
         return dense.scatter_add_(0, self.indices.long(), self.values)
 
+    def parts(self, bounds: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+        """Its places and values, cut where the whole tensor is cut; places count from the beginning of each part.
+
+        Args:
+            bounds: where each part begins and ends, in order.
+
+        >>> push = Sparse(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([5.0, -7.0]), size=4)
+        >>> [(places.tolist(), values.tolist()) for places, values in push.parts([(0, 2), (2, 4)])]
+        [([1], [5.0]), ([1], [-7.0])]
+        """
+        cuts = torch.searchsorted(self.indices, self.indices.new_tensor([first for first, _ in bounds[1:]])).tolist()
+        ends = [0, *cuts, len(self.values)]
+        return [
+            ((self.indices[start:end] - first).to(index_type(last - first)), self.values[start:end])
+            for (first, last), start, end in zip(bounds, ends, ends[1:], strict=False)
+        ]
+
     def check(self) -> None:
         """Raise an error unless a compressor may have made this; for pushes that come from another process."""
         indices, values = self.indices, self.values

@@ -176,8 +176,10 @@ class LearningRates:
 
     # ---- which schedulers
 
-    def drive(self, scheduler: Any, every: int) -> None:
+    def drive(self, scheduler: Any, every: int | str) -> None:
         """Step the scheduler once for every so many samples that were applied, over all ranks."""
+        if not isinstance(every, int) or every < 1:
+            raise PacelineError(f"every={every!r} is neither 'epoch' nor a number of samples above zero.")
         for known in self._schedulers:
             if known.scheduler is scheduler:
                 known.every = every

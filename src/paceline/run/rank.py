@@ -50,6 +50,7 @@ class Rank:
             {
                 "version": __version__,
                 "world_size": surroundings.world_size,
+                "servers": surroundings.servers,
                 **strategy,
                 "parameters": replica.describe(),
                 "data": {"samples": loader.samples, "micro_batch": loader.micro_batch, "seed": loader.seed},
@@ -74,8 +75,9 @@ class Rank:
             self.recorder,
             now,
             self.check_peers,
-            loader.micro_batch,
+            (loader.micro_batch, surroundings.servers),
         )
+        self.node.samples_per_epoch = loader.samples
 
     def check_peers(self, seconds: float) -> None:
         """Raise if a rank is known to be lost, or becomes known within the time."""
@@ -84,7 +86,7 @@ class Rank:
             time.sleep(0.02)
         if self._control.lost:
             self._hear_why()
-            self._control.report_progress(self.node.progress, now=True)
+            self._control.report_progress(self.node.books.progress, now=True)
             lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
             raise PacelineError(
                 f"The run cannot go on without a lost rank ({lost}).",
@@ -119,7 +121,7 @@ class Rank:
 
     def settled_at_the_end(self) -> list[range]:
         """The samples that the final parameters are the result of."""
-        return self._control.snapshot(self.node.progress)
+        return self._control.snapshot(self.node.books.progress)
 
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""
@@ -130,7 +132,7 @@ class Rank:
             self.collectives.abandon()
         try:
             if not error:
-                self._control.report_progress(self.node.progress, now=True)
+                self._control.report_progress(self.node.books.progress, now=True)
                 self.stop_leasing(self._loader.left_over())
             self._control.leave(error)
         except PacelineError as trouble:  # the run is over for this rank: nothing is lost by a farewell unheard

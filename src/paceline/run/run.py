@@ -30,14 +30,16 @@ from paceline.backends.processes import ProcessNode
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import RoundNews, extra_numbers
 from paceline.errors import PacelineError, print_as_paragraph
+from paceline.launch.roles import Servers
 from paceline.launch.surroundings import Surroundings
-from paceline.run import checkpoint as checkpoints
+from paceline.node import Share
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.giving_up import Abortable
 from paceline.run.loader import Loader
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
-from paceline.run.state import check_same_data, gather, model_state, newest_checkpoint, restore
+from paceline.run.saving import Saver
+from paceline.run.state import model_state, restore, to_resume
 from paceline.strategies import Strategy, create
 
 log = logging.getLogger("paceline")
@@ -56,6 +58,8 @@ class Run:
         out: where runs are kept.
         seed: of the shuffled order of the samples.
         join_timeout: seconds to wait for the other ranks at the start.
+        servers: ranks that serve, for strategies with servers: how many, the last ones; or which, `"0,4"`; or `"host"`,
+            the last one of every host. `paceline run --servers` counts more.
     """
 
     def __init__(
@@ -66,9 +70,11 @@ class Run:
         out: str | Path = "runs",
         seed: int = 0,
         join_timeout: float = 120.0,
+        servers: Servers = 0,
     ) -> None:
         self.strategy = create(strategy) if isinstance(strategy, str) else strategy
         self._name, self._out, self._seed, self._join_timeout = name, Path(out), seed, join_timeout
+        self._servers = servers
         self._surroundings: Surroundings | None = None
         self._replica: Replica | None = None
         self._rates: LearningRates | None = None
@@ -78,7 +84,6 @@ class Run:
         self._abortable: Abortable | None = None
         self._resumed = Checkpoint()
         self._after_round: list[Callable[[], None]] = []
-        self._buffers_averaged_at = -1
         self._mark: list[tuple[Tensor, int]] = []
 
     # ---- where this rank is
@@ -98,6 +103,21 @@ class Run:
         return self.surroundings.world_size
 
     @property
+    def serves(self) -> bool:
+        """Whether this rank is a server: its loop gets no micro-batches."""
+        return self.rank >= self.surroundings.workers
+
+    @property
+    def share_of_model(self) -> Share:
+        """What this rank brings to the model of the run, where that is a mean."""
+        return self._share_of(self.rank)
+
+    def _share_of(self, rank: int) -> Share:
+        assert self._replica is not None
+        place = self.surroundings
+        return self.strategy.share_of_model(rank, place.workers, place.servers, self._replica.sizes)
+
+    @property
     def folder(self) -> Path:
         """The run's folder: events, logs, checkpoints. A launcher that started this rank has chosen it."""
         return self.surroundings.folder
@@ -111,7 +131,12 @@ class Run:
 
     def __enter__(self) -> Run:
         print_as_paragraph()
-        self._surroundings = Surroundings.find(self._out / self._name, self._join_timeout)
+        self._surroundings = Surroundings.find(self._out / self._name, self._join_timeout, self._servers)
+        try:
+            self.strategy.check_servers(self.surroundings.workers, self.surroundings.servers)
+        except PacelineError:
+            self.surroundings.close()
+            raise
         return self
 
     def __exit__(
@@ -175,7 +200,8 @@ class Run:
         if self._replica is not None:
             raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
         self._replica = Replica(model, optimizer, clip_norm, extra_numbers(self.world_size))
-        self._rates = LearningRates(optimizer, self.world_size, self.surroundings.control, self._say_called)
+        place = self.surroundings
+        self._rates = LearningRates(optimizer, place.workers, place.control, self._say_called)
         self._connect_loader()
         return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
 
@@ -195,10 +221,7 @@ class Run:
             raise PacelineError(
                 "run.scheduler(...) comes after run.loader(...) and run.optimizer(...), before the first micro-batch."
             )
-        samples = loader.samples if every == "epoch" else every
-        if not isinstance(samples, int) or samples < 1:
-            raise PacelineError(f"every={every!r} is neither 'epoch' nor a number of samples above zero.")
-        rates.drive(scheduler, samples)
+        rates.drive(scheduler, loader.samples if every == "epoch" else every)
 
     def abortable(self) -> AbstractContextManager[None]:
         """Around the forward and the backward pass: a strategy that gives micro-batches up (`non-blocking`) may then do
@@ -236,7 +259,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint at the end of the present round, for all ranks. Any rank may ask, or all of them."""
         if self._rank is not None and self._driver is not None and self._driver.finished:
-            self._write_checkpoint(self._rank.settled_at_the_end() if self.rank == 0 else [])
+            self._saver.write(self._rank.settled_at_the_end() if self.rank == 0 else [])
         else:
             self.node.save_wanted = True
 
@@ -253,12 +276,7 @@ class Run:
             raise PacelineError(
                 "run.resume() comes after run.loader(...) and run.optimizer(...) and before the first micro-batch."
             )
-        found = None
-        if self.rank == 0:
-            folders = [Path(path)] if path is not None else sorted(self.folder.parent.glob("*"), reverse=True)
-            found = newest_checkpoint(folders, must_exist=path is not None)
-            if found:
-                check_same_data(found[1], self._data(), found[0])
+        found = to_resume(path, self.folder, self._data()) if self.rank == 0 else None
         taken = self.surroundings.tell_all("resumed", str(found[0]) if found else "")
         if found:
             self._resumed = found[1]
@@ -297,13 +315,15 @@ class Run:
             node.out_of_data = False
             self._mark = node.replica.gradients_mark()
             yield batch
-        self._average_buffers()
+        self._saver.prepare()
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
         described = {"strategy": self.strategy.name, "options": dataclasses.asdict(self.strategy)}
         described["schedulers"] = self._rates.find(self._loader)
         self._rank = Rank(self.surroundings, self._replica, self._loader, described)
+        describes = self.strategy.name, self._data()
+        self._saver = Saver(self._rank, self._rates, self._share_of, describes, self.folder / "checkpoints")
         self._start_alike()
         self._rank.start_leasing(self._resumed.values.get("used", []))
         self._rank.node.after_round = self._round_over
@@ -357,8 +377,8 @@ class Run:
             self._rates.decide(news.number, news.before)
         self._rates.advance(news.before, news.after)
         if news.saving:
-            self._average_buffers()
-            self._write_checkpoint(self.node.settled_at_save)
+            self._saver.prepare()
+            self._saver.write(self.node.settled_at_save)
         for callback in self._after_round:
             callback()
 
@@ -371,28 +391,7 @@ class Run:
             while not self._driver.finished:
                 self.node.out_of_data = self.node.rounds >= others_have_looked
                 self._driver.give_nothing(IDLE_SLICE)
-        self._average_buffers()
-
-    def _average_buffers(self) -> None:
-        """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""
-        node = self.node
-        if self._buffers_averaged_at == node.rounds:
-            return
-        self._buffers_averaged_at = node.rounds
-        buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
-        if not buffers or self.world_size == 1:
-            return
-        seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
-        weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]
-        *sums, whole = node.sum_now(torch.cat([*weighted, seen])).split([*(b.numel() for b in buffers), 1])
-        for buffer, part in zip(buffers, sums, strict=True):
-            buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
-
-    def _write_checkpoint(self, settled: list[range]) -> None:
-        assert self._rates is not None
-        if self.rank == 0:
-            whole = gather(self.node, self._rates, settled, self.strategy.name, self._data())
-            checkpoints.write(self.folder / "checkpoints", self.node.rounds, whole)
+        self._saver.prepare()
 
     def _data(self) -> dict[str, int]:
         assert self._loader is not None

@@ -15,6 +15,9 @@ from paceline.run import checkpoint
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.optimizer import LearningRates
 
+OptimizerParts = tuple[dict[str, Tensor], dict[str, Any]]
+"""An optimizer's state: tensors by name, and plain values."""
+
 
 def model_state(replica: Replica) -> dict[str, Tensor]:
     """The model's state on the CPU, in memory of its own."""
@@ -23,7 +26,12 @@ def model_state(replica: Replica) -> dict[str, Tensor]:
 
 
 def gather(
-    node: ProcessNode, rates: LearningRates, settled: list[range], strategy: str, data: dict[str, int]
+    node: ProcessNode,
+    rates: LearningRates,
+    settled: list[range],
+    strategy: str,
+    data: dict[str, int],
+    optimizer: OptimizerParts | None = None,
 ) -> Checkpoint:
     """All that a run needs to go on.
 
@@ -33,8 +41,9 @@ def gather(
         settled: the samples that the parameters are the result of.
         strategy: its name; its state is of use to no other.
         data: length and seed of the data; a resumed run must have the same.
+        optimizer: its state, if it is not this rank's; see `served_optimizer`.
     """
-    tensors, values = checkpoint.optimizer_parts(node.replica.optimizer)
+    tensors, values = optimizer or checkpoint.optimizer_parts(node.replica.optimizer)
     kept = {name: value for name, value in node.state.items() if isinstance(value, Tensor)}
     return Checkpoint(
         tensors={"model": model_state(node.replica), "optimizer": tensors, "strategy": kept},
@@ -59,7 +68,7 @@ def restore(saved: Checkpoint, node: ProcessNode, rates: LearningRates, strategy
         return
     checkpoint.load_optimizer(node.replica.optimizer, saved.tensors.get("optimizer", {}), values["optimizer"])
     rates.load_state_dict(values["scheduler"])
-    node.samples_applied = node.resumed_samples = values["samples_applied"]
+    node.books.applied = node.books.resumed = values["samples_applied"]
     node.rounds = values["rounds"]
     if values["strategy_name"] == strategy:
         node.state.update(saved.tensors.get("strategy", {}) | values["strategy"])
@@ -76,6 +85,21 @@ def check_same_data(saved: Checkpoint, data: dict[str, Any], path: Path) -> None
             cause="Which samples are still to be used would be lost.",
             remedy="Resume with the same data set and Run(seed=...).",
         )
+
+
+def to_resume(path: str | Path | None, folder: Path, data: dict[str, int]) -> tuple[Path, Checkpoint] | None:
+    """The checkpoint to go on from, of the same data.
+
+    Args:
+        path: a checkpoint, a run's folder, or None for the last run beside this one.
+        folder: of this run.
+        data: see `gather`.
+    """
+    folders = [Path(path)] if path is not None else sorted(folder.parent.glob("*"), reverse=True)
+    found = newest_checkpoint(folders, must_exist=path is not None)
+    if found:
+        check_same_data(found[1], data, found[0])
+    return found
 
 
 def newest_checkpoint(folders: list[Path], must_exist: bool) -> tuple[Path, Checkpoint] | None:

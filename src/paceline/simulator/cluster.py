@@ -79,6 +79,7 @@ class Cluster:
         faults: see `faults`.
         seed: of all chance in it.
         graph: who exchanges models with whom in decentralised training; None leaves it to the strategy.
+        servers: ranks behind the devices that hold parameters and compute no gradient.
 
     >>> cluster = Cluster.from_speeds([1, 1, 0.5, 0.25], micro_batch_seconds=0.02)
     >>> [cluster.mean_seconds(rank) for rank in range(cluster.workers)]
@@ -93,14 +94,16 @@ class Cluster:
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     graph: Topology | None = None
+    servers: int = 0
 
     def __post_init__(self) -> None:
         number(self, "micro_batch_seconds", above=0.0, finite=True)
         whole(self, "seed", 0)
+        whole(self, "servers", 0)
         if not self.devices:
             raise WrongValueError("devices", "The cluster has no devices.", "Give at least one.")
         for fault in self.faults:
-            check_ranks(fault, self.workers)
+            check_ranks(fault, self.ranks)
         if self.graph is not None:
             self.graph.check(self.workers)
 
@@ -134,6 +137,11 @@ class Cluster:
     @property
     def workers(self) -> int:
         return len(self.devices)
+
+    @property
+    def ranks(self) -> int:
+        """Workers and servers."""
+        return self.workers + self.servers
 
     def mean_seconds(self, rank: int) -> float:
         """What a micro-batch takes this rank on average, alone and without faults."""

@@ -34,6 +34,7 @@ T = TypeVar("T")
 EXAMPLE = """
 micro_batch_seconds = 0.02          # of a device with speed 1
 seed = 0
+servers = 2                         # ranks 5 and 6, for the strategies that have servers
 
 [[devices]]                         # ranks 0 and 1
 speed = 1.0
@@ -136,8 +137,9 @@ class _Reader:
         devices: list[Device] = []
         for index, table in enumerate(self._tables(content, "devices")):
             devices += self._devices(index, table)
-        tables = enumerate(self._tables(content, "faults"))
-        broken = [self._fault(index, table, len(devices)) for index, table in tables]
+        servers = content.get("servers", 0)
+        ranks = len(devices) + (servers if isinstance(servers, int) else 0)
+        broken = [self._fault(index, table, ranks) for index, table in enumerate(self._tables(content, "faults"))]
         with self._located("network", 0):
             network = _build(Network, content.get("network", {}))
         with self._located("graph", 0):
@@ -145,7 +147,7 @@ class _Reader:
             if graph is not None and devices:
                 graph.check(len(devices))
         with self._located("", 0):
-            plain = {key: content[key] for key in ("micro_batch_seconds", "seed") if key in content}
+            plain = {key: content[key] for key in ("micro_batch_seconds", "seed", "servers") if key in content}
             return Cluster(tuple(devices), network=network, faults=tuple(broken), graph=graph, **plain)
 
     def _tables(self, content: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -29,8 +29,8 @@ class Totals:
 class Trace:
     """Adds up, and passes every event on if somebody records."""
 
-    def __init__(self, workers: int, recorder: Recorder | None = None) -> None:
-        self.ranks = [Totals() for _ in range(workers)]
+    def __init__(self, ranks: int, recorder: Recorder | None = None) -> None:
+        self.ranks = [Totals() for _ in range(ranks)]
         self._recorder = recorder
 
     def start(self, rank: int, t: float) -> None:
@@ -67,14 +67,24 @@ class Trace:
         if self._recorder is not None:
             self._recorder.write("step", rank, t, round=round_number, samples=samples, bytes=nbytes)
 
+    def step_for(
+        self, rank: int, t: float, round_number: int, samples: int, nbytes: int, worker: int, delay: int
+    ) -> None:
+        """A server's step with a worker's samples."""
+        self.ranks[worker].applied += samples
+        if self._recorder is not None:
+            facts = {"round": round_number, "samples": samples, "bytes": nbytes, "of": worker, "delay": delay}
+            self._recorder.write("step", rank, t, **facts)
+
     def discard(self, rank: int, t: float, samples: int, reason: str) -> None:
         self.ranks[rank].discarded += samples
         if self._recorder is not None:
             self._recorder.write("discard", rank, t, samples=samples, reason=reason)
 
-    def warn(self, rank: int, t: float, text: str) -> None:
+    def say(self, kind: str, rank: int, t: float, text: str) -> None:
+        """A `warning` or a `note` to the user."""
         if self._recorder is not None:
-            self._recorder.write("warning", rank, t, text=text)
+            self._recorder.write(kind, rank, t, text=text)
 
     def noise(self, rank: int, t: float, round_number: int, squared_norm: float, variance: float) -> None:
         if self._recorder is not None:

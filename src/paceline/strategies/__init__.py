@@ -9,15 +9,22 @@ from paceline.errors import PacelineError, no_such
 from paceline.strategies.abs_sgd import AbsSgd
 from paceline.strategies.ad_psgd import AdPsgd
 from paceline.strategies.all_reduce import AllReduce
+from paceline.strategies.asp import Asp
 from paceline.strategies.balanced import Balanced
+from paceline.strategies.bsp import Bsp
 from paceline.strategies.d_psgd import DPsgd
+from paceline.strategies.dssp import Dssp
+from paceline.strategies.gssp import Gssp
 from paceline.strategies.local_sgd import LocalSgd
 from paceline.strategies.matcha import Matcha
 from paceline.strategies.non_blocking import NonBlocking
 from paceline.strategies.rennala import Rennala
+from paceline.strategies.ssp import Ssp
 from paceline.strategies.strategy import Strategy
 
-KINDS = (AllReduce, Balanced, LocalSgd, Rennala, AbsSgd, NonBlocking, DPsgd, Matcha, AdPsgd)
+KINDS = (
+    AllReduce, Balanced, LocalSgd, Rennala, AbsSgd, NonBlocking, DPsgd, Matcha, AdPsgd, Bsp, Ssp, Dssp, Asp, Gssp,
+)  # fmt: skip
 STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in KINDS}
 
 __all__ = [
@@ -25,12 +32,17 @@ __all__ = [
     "AbsSgd",
     "AdPsgd",
     "AllReduce",
+    "Asp",
     "Balanced",
+    "Bsp",
     "DPsgd",
+    "Dssp",
+    "Gssp",
     "LocalSgd",
     "Matcha",
     "NonBlocking",
     "Rennala",
+    "Ssp",
     "Strategy",
     "create",
     "options",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from paceline.node import Node
+from paceline.errors import PacelineError
+from paceline.node import WHOLE, Node, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,30 @@ class Strategy(ABC):
         """Whether ranks step by themselves, so that their models differ: the model of the run is then their mean."""
         return False
 
+    def servers_for(self, workers: int) -> int:
+        """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""
+        return 0
+
+    def check_servers(self, workers: int, servers: int) -> None:
+        """Protest unless the strategy can train with so many ranks that learn and so many that serve."""
+        if servers:
+            raise PacelineError(
+                f"The strategy {self.name} has no servers, and was given {servers}.",
+                remedy="Start it without servers, or take bsp, ssp, dssp, asp or gssp.",
+            )
+
+    def share_of_model(self, rank: int, workers: int, servers: int, sizes: Sequence[int]) -> Share:
+        """What a rank brings to the model of the run, where that is a mean of models."""
+        return WHOLE
+
+    def course(self, node: Node) -> Coroutine[Any, Any, None]:
+        """What the rank does from the first sample to the last."""
+        return self.server(node) if node.serves else self.worker(node)
+
     @abstractmethod
     async def worker(self, node: Node) -> None:
-        """What one rank does from the first sample to the last."""
+        """What a rank does that computes gradients."""
+
+    async def server(self, node: Node) -> None:
+        """What a rank does that serves the others; see `check_servers`."""
+        raise NotImplementedError(self.name)

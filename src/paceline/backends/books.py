@@ -1,0 +1,75 @@
+"""One rank's account of samples in a real run: what it has brought to an end, what was dropped, and what all have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.backends.rounds import RoundTotal
+
+
+class Books:
+    """What a rank knows of everybody's samples.
+
+    Args:
+        rank, world_size: whose books they are, and how many ranks there are.
+        serves: whether the rank is a server: it counts samples of others between two rounds of all.
+    """
+
+    def __init__(self, rank: int, world_size: int, serves: bool) -> None:
+        self._rank, self._serves = rank, serves
+        self.progress = [0] * world_size
+        """Samples that each rank has brought to an end, over all rounds."""
+        self.applied = self.resumed = 0
+        """Samples that the parameters are the result of; and those that they were when the run was resumed."""
+        self._furthest = 0
+        self._common = [0] * world_size  # progress after the last round of all
+        self._discarded = 0  # samples, since the last contribution or step alone
+        self._alone = 0  # samples settled by this rank alone, since the last round of all
+        self._dropped_alone = 0  # of those, the ones that were discarded
+        self._dropped = 0  # by all ranks in steps alone, until the last round of all
+
+    def discard(self, samples: int) -> None:
+        """Computed and not used: this rank's next contribution settles them."""
+        self._discarded += samples
+
+    def settle(self, samples: int) -> int:
+        """This rank has brought so many to an end by itself; with what it has discarded, how many these are."""
+        settled, self._discarded = samples + self._discarded, 0
+        self._alone += settled
+        self._dropped_alone += settled - samples
+        self.progress[self._rank] += settled
+        return settled
+
+    def take_back(self, samples: int) -> None:
+        """So many that were settled were not used after all."""
+        self._dropped_alone += samples
+
+    def settle_for(self, worker: int, samples: int, handed_in: int) -> None:
+        """A server has used so many samples of a worker, which has handed in so many up to these."""
+        self.progress[worker] = max(self.progress[worker], handed_in)
+        self.applied += samples
+
+    def contribute(self, samples: int, of_models: bool) -> tuple[int, int, int]:
+        """A round of all begins: what this rank has settled with it, how much of that it knew before, and what it has
+        dropped in steps alone."""
+        settled = self._discarded + samples
+        alone, dropped = self._alone, self._dropped_alone + (self._discarded if of_models else 0)
+        self._alone = self._dropped_alone = self._discarded = 0
+        return alone + settled, alone, dropped
+
+    def round_applied(self, settled: Sequence[int], total: RoundTotal) -> None:
+        """A round of all is applied; `settled`: what is new to this rank."""
+        before = self._common if self._serves else self.progress
+        self.progress = [known + more for known, more in zip(before, settled, strict=True)]
+        self._common = list(self.progress)
+        self._dropped += total.dropped
+        self.applied += sum(count for _, count, _ in total.parts)
+        if total.of_models:  # steps alone have guessed
+            self.applied = self.resumed + sum(self.progress) - self._dropped
+
+    def advance(self, samples: int) -> tuple[int, int]:
+        """The parameters are the result of so many samples: from where to where schedules go, which never go back."""
+        before = max(self._furthest, self.resumed)
+        self._furthest = max(before, samples)
+        self.applied = samples
+        return before, self._furthest

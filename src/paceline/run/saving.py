@@ -1,0 +1,96 @@
+"""Writes a run's checkpoints: what all ranks do together for one, and what the first of them writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.backends.collectives import Collectives
+from paceline.backends.processes import ProcessNode
+from paceline.node import Share
+from paceline.run import checkpoint
+from paceline.run.checkpoint import Checkpoint
+from paceline.run.optimizer import LearningRates
+from paceline.run.rank import Rank
+from paceline.run.state import OptimizerParts, gather
+
+
+class Saver:
+    """One rank's part in it.
+
+    Args:
+        rank: this one.
+        rates: the learning rates' schedule.
+        share_of: what a rank brings to the model of the run.
+        run: the strategy's name, and the data; see `state.gather`.
+        folder: of the checkpoints.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        rates: LearningRates,
+        share_of: Callable[[int], Share],
+        run: tuple[str, dict[str, int]],
+        folder: Path,
+    ) -> None:
+        self._node, self._collectives, self._rates = rank.node, rank.collectives, rates
+        self._share_of, (self._strategy, self._data), self._folder = share_of, run, folder
+        self._prepared_at = -1
+        self._optimizer: OptimizerParts | None = None
+
+    def prepare(self) -> None:
+        """All ranks together, once a round: average what is no parameter, and collect what only some ranks have."""
+        if self._prepared_at != self._node.rounds:
+            self._prepared_at = self._node.rounds
+            average_buffers(self._node)
+            if self._node.servers:
+                self._optimizer = served_optimizer(self._node, self._collectives, self._share_of)
+
+    def write(self, settled: list[range]) -> None:
+        """The first rank writes the checkpoint of a round that was prepared; `settled`: the samples that it is of."""
+        if self._node.rank == 0:
+            whole = gather(self._node, self._rates, settled, self._strategy, self._data, self._optimizer)
+            checkpoint.write(self._folder, self._node.rounds, whole)
+
+
+def average_buffers(node: ProcessNode) -> None:
+    """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""
+    buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
+    if not buffers or node.world_size == 1:
+        return
+    seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
+    weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]
+    *sums, whole = node.sum_now(torch.cat([*weighted, seen])).split([*(b.numel() for b in buffers), 1])
+    for buffer, part in zip(buffers, sums, strict=True):
+        buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
+
+
+def served_optimizer(node: ProcessNode, collectives: Collectives, share_of: Callable[[int], Share]) -> OptimizerParts:
+    """The optimizer's state where servers make the steps: of each part of the model from the first server that has it.
+    All ranks call it together.
+
+    Args:
+        node, collectives: of this rank.
+        share_of: what a rank brings to the model of the run.
+    """
+    holders: dict[int, int] = {}
+    for rank in range(node.workers, node.world_size):
+        share = share_of(rank)
+        if share.last != 0:
+            holders.setdefault(share.first, rank)
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for holder in holders.values():
+        own = None
+        if node.rank == holder:
+            parts, plain = checkpoint.optimizer_parts(node.replica.optimizer)
+            own = Checkpoint(tensors={"optimizer": parts}, values=plain).to_bytes()
+        part = Checkpoint.from_bytes(collectives.broadcast_bytes(own, holder))
+        tensors |= part.tensors.get("optimizer", {})
+        values = {**part.values, "state": values.get("state", {}) | part.values["state"]}
+    return tensors, values

@@ -1,0 +1,189 @@
+"""A server of a group: holds parameters, steps with what is pushed, and says who may go on; see `server_line` for what
+workers and servers say to each other.
+
+    push from i     Opt(w, x_i);  clock_i += 1;  whoever waited and now may start gets w
+    bound 0         Opt(w, mean of the round's x) as soon as all of the group have pushed
+    between groups  see `exchange`: after as many pushes as the group has workers, all other groups hear of them
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+from paceline.node import Message, Node
+from paceline.rules.learning_rate import StepScale
+from paceline.rules.placement import cut
+from paceline.rules.staleness import Clocks, delayed_learning_rate
+from paceline.strategies.exchange import exchange
+from paceline.strategies.grouper import Grouper
+from paceline.strategies.received import Received, dense
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.strategies.parameter_server import ParameterServer
+
+
+class GroupServer:
+    """One server.
+
+    Args:
+        options: the strategy.
+        node: the server.
+    """
+
+    def __init__(self, options: ParameterServer, node: Node) -> None:
+        self._options, self._node = options, node
+        self._placement = placement = options.placement(node.workers, node.servers)
+        self._group, part = placement.place(node.rank)
+        self._leads = part == 0  # of the group's servers the first keeps the books, and moves workers
+        self._first, last = cut(node.sizes, placement.parts)[part]
+        self._parameters = node.parameters[self._first : last]
+        self._clocks, self._lock_step = Clocks(options.bound), options.bound.high == 0
+        self._asked: dict[int, tuple[int, float]] = {}  # who wants parameters: number of the request, and since when
+        self._sent: dict[int, deque[int]] = {}  # versions that workers have and have not yet pushed a gradient of
+        self._version = 0  # pushes that the parameters are the result of
+        self._round: list[Received] = []
+        self._exchange = exchange(options, node, self._first, self._parameters)
+        self._grouper = Grouper(options, node, self._group)
+        self._left: set[int] = set()
+
+    async def serve(self) -> None:
+        """Until all workers have left, and all that other groups have sent is in."""
+        while len(self._left) < self._node.workers:
+            self._hear(await self._node.receive())
+        self._step_together()
+        self._exchange.close()
+        while not self._exchange.closed:
+            self._hear(await self._node.receive())
+
+    def met(self) -> None:
+        """All hold the mean of the groups' models; the next period begins."""
+        self._left.clear()
+        self._exchange.met()
+
+    # ---- what comes
+
+    def _hear(self, message: Message) -> None:
+        what, *words = message.kind.split()
+        sender = message.sender
+        match what:
+            case "join":
+                self._clocks.join(sender)
+                self._sent[sender] = deque()
+                self._asked[sender] = int(words[0]), self._node.now()
+                self._answer(sender)
+            case "pull":
+                self._asked[sender] = int(words[0]), self._node.now()
+                self._answer(sender)
+            case "push":
+                self._take_push(Received(sender, *words), message.tensors)
+            case "rest":
+                self._step([Received(sender)], message.tensors[0], 1 / self._node.workers)
+            case "gone":
+                self._forget(sender)
+                self._node.send(sender, "bye")
+            case "leaves":
+                self._forget(sender)
+                self._left.add(sender)
+            case "time" | "groups":
+                self._grouper.hear(message)
+            case _:
+                self._version += self._exchange.hear(message)
+
+    def _forget(self, worker: int) -> None:
+        """It is not of this group now: nobody waits for it."""
+        if worker in self._clocks.workers:
+            slowest = self._clocks.slowest
+            self._clocks.leave(worker)
+            del self._sent[worker]
+            self._asked.pop(worker, None)
+            self._go_on(slowest)
+
+    # ---- pushes
+
+    def _take_push(self, push: Received, tensors: Sequence[Tensor]) -> None:
+        worker = push.worker
+        slowest = self._clocks.slowest
+        push.delay = self._version - self._sent[worker].popleft()
+        self._clocks.finished(worker, at=self._node.now())
+        self._grouper.see(push)
+        try:
+            mean = dense(tensors, self._parameters) if push.samples else None
+        except PacelineError as error:
+            self._refuse(push, str(error))
+        else:
+            if mean is not None and self._lock_step:
+                push.mean = mean
+                self._round.append(push)
+            elif mean is not None:
+                self._step([push], mean, self._scale(push))
+        self._go_on(slowest)
+        self._answer(worker)
+
+    def _scale(self, push: Received) -> float:
+        """Of the learning rate: one worker's part, less if the push comes late or is of a shorter micro-batch."""
+        node = self._node
+        scale = push.samples / (node.workers * node.micro_batch)
+        return delayed_learning_rate(scale, node.workers, push.delay) if self._options.adapt_lr else scale
+
+    def _go_on(self, slowest: int) -> None:
+        """After a push or a farewell: those may start who waited for the slowest, if that has come further."""
+        if self._clocks.slowest > slowest or not self._clocks.workers:
+            self._step_together()
+            for worker in list(self._asked):
+                self._answer(worker)
+
+    def _step_together(self) -> None:
+        """With a bound of 0: one step with the mean of the round."""
+        pushes, self._round = self._round, []
+        if pushes:
+            samples = sum(push.samples for push in pushes)
+            total = pushes[0].mean * (pushes[0].samples / samples)
+            for push in pushes[1:]:
+                total.add_(push.mean, alpha=push.samples / samples)
+            self._step(pushes, total, len(pushes) / self._node.workers)
+
+    def _step(self, pushes: list[Received], mean: Tensor, scale: float) -> None:
+        node = self._node
+        if not node.step(mean, StepScale(scale), self._first):
+            for push in pushes:
+                self._refuse(push, "it has NaN or infinity in it")
+            return
+        for push in pushes:
+            if self._leads and push.samples:
+                node.settle_for(push.worker, push.samples, push.handed_in, push.delay)
+            else:
+                node.learned(node.samples_applied + push.samples)
+        self._version += sum(push.samples > 0 for push in pushes)
+        self._exchange.stepped(mean, scale, pushes, len(self._clocks.workers))
+
+    def _refuse(self, push: Received, why: str) -> None:
+        if self._leads and push.samples:
+            self._node.send(push.worker, f"refused {push.number} {why}")
+            self._node.settle_for(push.worker, 0, push.handed_in)
+
+    # ---- parameters
+
+    def _answer(self, worker: int) -> None:
+        """Send the parameters that a worker has asked for, if the bound allows; who is to move is told so instead."""
+        if worker not in self._asked or not self._may_have(worker):
+            return
+        request, since = self._asked.pop(worker)
+        node, group = self._node, self._grouper.group_of(worker)
+        if self._leads and group not in (None, self._group):
+            node.send(worker, f"move {request} {group}")
+            return
+        self._sent[worker].append(self._version)
+        held = node.now() - since
+        node.send(worker, f"parameters {request} {node.samples_applied} {held!r}", self._parameters)
+
+    def _may_have(self, worker: int) -> bool:
+        """Whether it may start with the parameters of now: its next iteration, or the one after it if the gradient of
+        the last ones sent is still to come."""
+        if self._sent[worker]:
+            return self._clocks.clock(worker) + 1 <= self._clocks.slowest + self._options.bound.low
+        return self._clocks.ask(worker)
