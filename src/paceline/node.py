@@ -32,6 +32,8 @@ class GradientRequest:
 NEXT_GRADIENT: Final = GradientRequest()
 GIVEN_UP: Final = "given up: the round was over"
 """Why samples are discarded that come again."""
+LOST: Final = "lost"
+"""The message that stands for a rank that is lost, to strategies that survive it; nothing of it comes after."""
 
 
 class Work(ABC, Generic[T]):
@@ -144,6 +146,8 @@ class Node(ABC):
     """Samples that the parameters here are the result of, as far as this rank knows."""
     until: int | None = None
     """The round whose signal ends the micro-batch that is asked for."""
+    answers_for: set[int]
+    """Workers whose last gradients came to this server: what they had handed in it tells for them, if they are lost."""
     state: dict[str, Any]
     """What must survive the round: tensors and numbers. A checkpoint holds it; locals die with the round."""
 

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from paceline.control.service import ControlService
-from paceline.launch.surroundings import SERVERS, card_of, environment_of, new_run
+from paceline.launch.roles import SERVERS
+from paceline.launch.surroundings import card_of, environment_of, new_run
 from paceline.record import Event, read_events
 from paceline.strategies import create
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from paceline.backends.rounds import RoundTotal
 
@@ -48,6 +48,10 @@ class Books:
         """A server has used so many samples of a worker, which has handed in so many up to these."""
         self.progress[worker] = max(self.progress[worker], handed_in)
         self.applied += samples
+
+    def settled_since(self, ranks: Iterable[int]) -> dict[int, int]:
+        """What these ranks have settled since the last round of all, as far as this rank knows."""
+        return {rank: self.progress[rank] - self._common[rank] for rank in ranks}
 
     def contribute(self, samples: int, of_models: bool) -> tuple[int, int, int]:
         """A round of all begins: what this rank has settled with it, how much of that it knew before, and what it has

@@ -7,7 +7,7 @@ whether somebody was lost; then it gives up with that name instead of hanging.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -27,11 +27,13 @@ NAMING_SECONDS = 3.0
 
 
 class Collectives:
-    """One process group over all ranks.
+    """A process group over the ranks that are here.
 
     Args:
-        store: where ranks find each other; prefixed by the membership's generation.
-        rank, world_size: this rank and how many there are.
+        store_of: where ranks of a generation of the membership find each other.
+        rank: this one.
+        ranks: all that are here, in order.
+        generation: of the membership.
         device: `cuda` uses NCCL, everything else gloo.
         loopback: all ranks are on this machine, so nothing need listen on other interfaces.
         check_peers: raises when a peer is known to be lost, or becomes so within the seconds given.
@@ -39,29 +41,39 @@ class Collectives:
 
     def __init__(
         self,
-        store: c10d.Store,
+        store_of: Callable[[int], c10d.Store],
         rank: int,
-        world_size: int,
+        ranks: Sequence[int],
+        generation: int,
         device: torch.device,
         loopback: bool,
         check_peers: Callable[[float], None],
     ) -> None:
-        self.rank, self.world_size, self.device = rank, world_size, device
-        self._check_peers = check_peers
+        self.rank, self.device = rank, device
+        self._store_of, self._loopback, self._check_peers = store_of, loopback, check_peers
         self._adding = c10d.AllreduceOptions()
         self._adding.reduceOp = c10d.ReduceOp(c10d.ReduceOp.SUM)
-        self._group: Any
+        self._group: Any = None
+        self.renew(ranks, generation)
+
+    def renew(self, ranks: Sequence[int], generation: int) -> None:
+        """Form the group anew, among these ranks. The old one dies with whatever is in flight in it."""
+        if self._group is not None:
+            self.abandon()
+        self.ranks, self.generation = list(ranks), generation
+        store, place = self._store_of(generation), self.ranks.index(self.rank)
         made: Any = c10d  # its stubs lack the constructors
-        if device.type == "cuda":
+        if self.device.type == "cuda":
             options = made.ProcessGroupNCCL.Options()
             options._timeout = LAST_RESORT
-            self._group = made.ProcessGroupNCCL(store, rank, world_size, options)
+            self._group = made.ProcessGroupNCCL(store, place, len(self.ranks), options)
         else:
             gloo = made.ProcessGroupGloo
             options = gloo._Options()
             options._timeout = LAST_RESORT
-            options._devices = [gloo.create_device(hostname="127.0.0.1") if loopback else gloo.create_default_device()]
-            self._group = gloo(store, rank, world_size, options)
+            device = gloo.create_device(hostname="127.0.0.1") if self._loopback else gloo.create_default_device()
+            options._devices = [device]
+            self._group = gloo(store, place, len(self.ranks), options)
 
     def add_up(self, tensor: Tensor, then: Callable[[Tensor], T], name: str) -> CollectiveWork[T]:
         """Start to add the tensor over all ranks, in place; `then` makes the result of it."""
@@ -71,7 +83,7 @@ class Collectives:
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Give one rank's tensor to all ranks, in place, now."""
         options = c10d.BroadcastOptions()
-        options.rootRank = root
+        options.rootRank = self.ranks.index(root)
         work = self._group.broadcast([tensor], options)
         CollectiveWork(work, tensor, lambda same: same, "the broadcast of the start", self._check_peers).wait()
 

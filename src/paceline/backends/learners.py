@@ -218,6 +218,10 @@ class Source(Protocol):
     def release(self, rank: int) -> None:
         """The rank is gone."""
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are samples that nobody has used."""
+
 
 class Endless:
     """Always a full micro-batch, of no samples in particular: when nothing is computed it does not matter of which, and
@@ -249,6 +253,8 @@ class Endless:
 
     def release(self, rank: int) -> None:
         pass
+
+    has_more = True
 
 
 class Leases:
@@ -294,6 +300,10 @@ class Leases:
 
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
         self._ledger.discard(rank, samples, reason)
+
+    @property
+    def has_more(self) -> bool:
+        return not self._ledger.complete
 
     def release(self, rank: int) -> None:
         """What it has brought to a round that the others may still apply must not go out again before they have."""

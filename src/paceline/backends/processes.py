@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
-from math import isfinite
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.backends.books import Books
-from paceline.backends.collectives import Collectives, CollectiveWork
-from paceline.backends.device import Device
-from paceline.backends.driver import DrivenNode, WaitableWork
-from paceline.backends.mailbox import Mailbox
-from paceline.backends.replica import Replica
-from paceline.backends.rounds import FLAGS, RoundNews, RoundTotal, extra_of
-from paceline.backends.watch import NOISE_EVERY, Watch
+from paceline.backends.collectives import NAMING_SECONDS, Collectives, CollectiveWork
+from paceline.backends.driver import WaitableWork
+from paceline.backends.learning_node import LearningNode, Task
+from paceline.backends.mailbox import Mailbox, Received
+from paceline.backends.meeting import Meeting
+from paceline.backends.replica import FlatSum, Replica
+from paceline.backends.rounds import FLAGS, RoundTotal, extra_of, settled_by_others
 from paceline.control.client import ControlClient
-from paceline.node import GIVEN_UP, WHOLE, Gradient, Message, Share, Work
+from paceline.errors import PacelineError
+from paceline.node import LOST, WHOLE, Gradient, Message, Share, Work
 from paceline.record import Recorder
-from paceline.rules.learning_rate import AS_SET, Steps, StepScale
-from paceline.rules.speed import Speedometer
-
-log = logging.getLogger("paceline")
-
 
 FIRST_MEETING = 2**60  # rounds that ranks are called to have signals too, and no strategy's own rounds come so far
 
 
-class ProcessNode(DrivenNode):
+class Heard(WaitableWork[Message]):
+    """A message, and what is to be done when the strategy has come to one that a rank is lost."""
+
+    def __init__(self, received: Received, of_a_loss: Callable[[], None]) -> None:
+        self._received, self._of_a_loss = received, of_a_loss
+
+    @property
+    def done(self) -> bool:
+        return self._received.done
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return self._received.wait(seconds)
+
+    def result(self) -> Message:
+        message = self._received.result()
+        if message.kind == LOST:
+            self._of_a_loss()
+        return message
+
+
+class ProcessNode(LearningNode):
     """One rank of a real run.
 
     Args:
@@ -42,7 +55,7 @@ class ProcessNode(DrivenNode):
         recorder: where the events go.
         now: seconds since the run began.
         check_peers: raises when a peer is known to be lost.
-        data: the user's micro-batch, and how many ranks, the last ones, serve.
+        task: what the run is about.
     """
 
     def __init__(
@@ -54,216 +67,13 @@ class ProcessNode(DrivenNode):
         recorder: Recorder,
         now: Callable[[], float],
         check_peers: Callable[[float], None],
-        data: tuple[int, int],
+        task: Task,
     ) -> None:
-        self.rank, self.world_size = collectives.rank, collectives.world_size
-        self.micro_batch, self.servers = data
-        self.at_most = self.micro_batch
-        self.state: dict[str, Any] = {}
-        self.replica, self._control, self._mailbox = replica, control, mailbox
-        self._collectives, self._recorder, self._now = collectives, recorder, now
-        self._check_peers = check_peers
-        self.rounds = 0
-        self.books = Books(self.rank, self.world_size, self.serves)
-        self.samples_computed = self.samples_per_epoch = self._epoch = 0
-        self.out_of_data = self.serves
+        super().__init__(replica, control, recorder, now, (collectives.rank, len(collectives.ranks)), task)
+        self._mailbox, self._collectives, self._check_peers = mailbox, collectives, check_peers
         self.save_wanted = self.scheduler_called = False
-        self.settled_at_save: list[range] = []
-        self.after_round: Callable[[RoundNews], None] = lambda news: None
-        self._finished = False
-        self._speed = Speedometer()
-        self._watch = Watch(self.rank, self.warn)
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
-        self._news: RoundNews | None = None
-        self._sent = 0  # bytes of messages, since the last of either
-        self._norm = 0.0  # of the last applied gradient
-        self._device = Device(replica, self.micro_batch)
-
-    # ---- learning
-
-    def computed(self, began: float, count: int, samples: list[range]) -> Gradient:
-        """The gradient that the user's backward pass has just left; empty if it was given up, and comes again."""
-        self._device.bound_run_ahead()
-        ended = self._now()
-        if self.over:
-            self._recorder.write("compute", self.rank, began, end=ended, samples=count)
-            self._recorder.write("discard", self.rank, ended, samples=count, reason=GIVEN_UP)
-            self.samples_computed += count
-            self.replica.drop_gradients()
-            return self.nothing()
-        self._speed.see(count, ended - began)
-        self._epoch = samples[-1].start // self.samples_per_epoch
-        self._device.measure(count)
-        self._recorder.write("compute", self.rank, began, end=ended, samples=count)
-        self.samples_computed += count
-        return self.replica.take_gradients(count, samples)
-
-    @property
-    def over(self) -> bool:
-        """Whether the micro-batch that was asked for is no longer wanted."""
-        return self.until is not None and self._control.signalled(self.until)
-
-    @property
-    def portion(self) -> int:
-        """Samples of the next micro-batch: what the strategy asks for, if it fits into the device's memory."""
-        return int(min(self.at_most, self._device.fits))
-
-    def nothing(self) -> Gradient:
-        """The gradient of a rank without data."""
-        return Gradient(None, 0)
-
-    def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> None:
-        self.suspended()  # two rounds may be applied without a pause between them: the first is over now
-        self._norm = norm = self.replica.apply(gradient, scale)
-        if isinstance(gradient, RoundTotal):
-            self._watch.see(self.rounds, norm, gradient.count, gradient.working, self.replica.steps.learning_rate)
-            self._round_applied(gradient)
-        elif not isfinite(norm):
-            self._watch.non_finite(gradient.count, self.rounds)
-            self.discard(gradient, "non-finite gradient")
-            gradient.count, gradient.samples = 0, []
-
-    def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
-        self.suspended()  # whoever looks at the parameters after a round sees those that all ranks have
-        self.replica.look_ahead(gradient, scale, further)
-
-    def model(self, count: int, samples: list[range]) -> Gradient:
-        return Gradient(self.replica.model_contribution(count), count, samples) if count else Gradient(None, 0, samples)
-
-    def adopt(self, total: Gradient) -> None:
-        self.suspended()
-        self.replica.adopt(total)
-        assert isinstance(total, RoundTotal)
-        self._watch.see(self.rounds, 0.0, total.count, total.working, self.replica.steps.learning_rate)
-        self._round_applied(total)
-
-    def settle(self, gradient: Gradient) -> None:
-        self.suspended()
-        count = sum(map(len, gradient.samples))
-        if self.books.settle(count):
-            self._watch.see(self.rounds, self._norm, count, True, self.replica.steps.learning_rate)
-        self._recorder.write("step", self.rank, self._now(), round=self.rounds, samples=count, bytes=self._sent)
-        self._sent = 0
-        # What the others do is not known here. But samples go out in one order, so that those handed out before this
-        # rank's newest are about those that all ranks have applied.
-        newest = max((part.stop for part in gradient.samples), default=0)
-        self._round_alone(max(newest, self.samples_applied))
-
-    def _round_alone(self, samples_applied: int) -> None:
-        self._count_round(None, samples_applied)
-        self.suspended()  # at once: when the next round is over too, nothing is waited for in between
-        self.look_around()  # who steps alone may never wait for anybody
-
-    # ---- servers and those that they serve
-
-    def hand_in(self, gradient: Gradient) -> tuple[Tensor, int] | None:
-        self.suspended()
-        count, samples = gradient.count, gradient.samples
-        mean = self.replica.mean(gradient)
-        if mean is None:
-            self._watch.non_finite(count, self.rounds)
-            self.discard(Gradient(None, count, samples), "non-finite gradient")
-        else:
-            self.books.settle(count)
-        self._count_round(None, self.samples_applied)
-        return None if mean is None else (mean, self.books.progress[self.rank])
-
-    def take_back(self, samples: list[range], reason: str) -> None:
-        count = sum(map(len, samples))
-        self.books.take_back(count)
-        self._account_discard(samples, count, reason)
-
-    def step(self, mean: Tensor, scale: StepScale = AS_SET, first: int = 0) -> bool:
-        self._norm = self.replica.step(mean, scale, first)
-        return isfinite(self._norm)
-
-    def settle_for(self, worker: int, samples: int, handed_in: int, delay: int = 0) -> None:
-        self.books.settle_for(worker, samples, handed_in)
-        self._watch.see(self.rounds, self._norm, samples, True, self.replica.steps.learning_rate)
-        facts = {"round": self.rounds, "samples": samples, "bytes": self._sent, "of": worker, "delay": delay}
-        self._recorder.write("step", self.rank, self._now(), **facts)
-        self._sent = 0
-        self._round_alone(self.samples_applied)
-
-    def learned(self, samples: int) -> None:
-        before, after = self.books.advance(max(samples, self.samples_applied))
-        self._news = RoundNews(before, after)
-        self.suspended()
-
-    @property
-    def samples_applied(self) -> int:  # type: ignore[override]  # the books keep it
-        return self.books.applied
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return self.replica.sizes
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    def _round_applied(self, total: RoundTotal) -> None:
-        self._finished = not total.working
-        self.books.round_applied(total.settled, total)
-        self._count_round(total, self.samples_applied)
-        if total.saving and self.rank == 0:  # while it has not joined the next round, nobody settles more
-            self.settled_at_save = self._control.snapshot(self.books.progress)
-        now, noise = self._now(), self.replica.noise
-        for number, count, own in total.parts:
-            self._recorder.write("applied", self.rank, now, round=number, samples=count, own=own)
-        if self.rank == 0 and self.rounds % NOISE_EVERY == 0 and noise.value is not None:
-            last = total.parts[-1][0]
-            measured = {"squared_norm": noise.squared_norm, "variance": noise.variance}
-            self._recorder.write("noise", self.rank, now, round=last, **measured)
-
-    def _count_round(self, total: RoundTotal | None, samples_applied: int) -> None:
-        """A round is over, of all ranks or of this one."""
-        before, after = self.books.advance(samples_applied)
-        news = RoundNews(before, after)
-        if total is not None:
-            news = RoundNews(before, after, total.parts[-1][0], total.saving, total.scheduler_called)
-        self.rounds += 1
-        if total is not None or not self.servers or self.serves:  # a worker's samples are used when its server says so
-            self._control.report_progress(self.books.progress)
-        self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
-        self._news = news
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def parameters(self) -> Tensor:
-        return self.replica.parameters
-
-    @property
-    def steps(self) -> Steps:
-        return self.replica.steps
-
-    @property
-    def divisible(self) -> bool:
-        return self.replica.divisible
-
-    @property
-    def seconds_per_sample(self) -> float:
-        return self._speed.seconds_per_sample
-
-    @property
-    def overhead_samples(self) -> float:
-        return self._speed.overhead_samples
-
-    @property
-    def noise_scale(self) -> float | None:
-        return self.replica.noise.value
-
-    def warn(self, text: str) -> None:
-        self._recorder.write("warning", self.rank, self._now(), text=text)
-        log.warning(text)
-
-    def tell(self, text: str) -> None:
-        self._recorder.write("note", self.rank, self._now(), text=text)
-        log.info(text)
 
     # ---- communication
 
@@ -271,16 +81,27 @@ class ProcessNode(DrivenNode):
         return self._start_round(gradient, gradient.count, note)
 
     def mean_model(self, share: Share = WHOLE) -> Work[Gradient]:
-        return self._start_round(Gradient(self.replica.share(share), share.models), None, 0.0)
+        if not self._task.survives:
+            return self._start_round(Gradient(self.replica.share(share), share.models), None, 0.0)
+        self.suspended()
+        self.meets = True
+        number, extra, alone = self._beside([], True, 0.0)
+        self._recorder.write("join", self.rank, self._now(), round=number, samples=0, bytes=self.parameters.nbytes)
+
+        def launch() -> CollectiveWork[Gradient]:
+            working = not self.out_of_data or self._task.more_to_come()
+            own = Gradient(self.replica.share(share), share.models)
+            lost = self.books.settled_since(self.answers_for & self._control.lost.keys())
+            told = settled_by_others(extra, self.world_size, lost)
+            contribution, _ = self.replica.contribution(own, working, told)
+            then = self._total_of(contribution, number, None, alone)
+            return self._collectives.add_up(contribution.whole, then, "The mean of models")
+
+        return self._fly(Meeting(launch, self._collectives, self._control, self._check_peers, number))
 
     def _start_round(self, gradient: Gradient, own: int | None, note: float) -> Work[Gradient]:
         self.suspended()  # what is done after a round may be a collective too: on all ranks before the next one
-        round_number = self._started_rounds
-        self._started_rounds += 1
-        settled, alone, dropped = self.books.contribute(sum(map(len, gradient.samples)), own is None)
-        extra = extra_of(self.rank, self.world_size, (settled, dropped, note))
-        extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
-        self.save_wanted = self.scheduler_called = False
+        round_number, extra, alone = self._beside(gradient.samples, own is None, note)
         contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
         if not sound and own is not None:
             self._drop_non_finite(own, gradient.samples, round_number)
@@ -288,6 +109,24 @@ class ProcessNode(DrivenNode):
         sent, self._sent = contribution.whole.nbytes + self._sent, 0
         self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own or 0, bytes=sent)
 
+        then = self._total_of(contribution, round_number, own, alone)
+        work = self._collectives.add_up(contribution.whole, then, f"The all-reduce of round {round_number}")
+        work.round_number = round_number
+        return self._fly(work)
+
+    def _beside(self, samples: list[range], of_models: bool, note: float) -> tuple[int, list[float], int]:
+        """The next round's number; what this rank sends along beside the sums; and how much of it was known here."""
+        round_number = self._started_rounds
+        self._started_rounds += 1
+        settled, alone, dropped = self.books.contribute(sum(map(len, samples)), of_models)
+        extra = extra_of(self.rank, self.world_size, (settled, dropped, note))
+        extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
+        self.save_wanted = self.scheduler_called = False
+        return round_number, extra, alone
+
+    def _total_of(
+        self, contribution: FlatSum, round_number: int, own: int | None, alone: int
+    ) -> Callable[[Tensor], Gradient]:
         def as_total(_: Tensor) -> Gradient:
             together, working, sums = self.replica.total(contribution)
             total = RoundTotal(together, round_number, own, working, sums)
@@ -295,29 +134,7 @@ class ProcessNode(DrivenNode):
                 total.settled[self.rank] -= alone  # news to the others, and counted here before
             return total
 
-        work = self._collectives.add_up(contribution.whole, as_total, f"The all-reduce of round {round_number}")
-        work.round_number = round_number
-        return self._fly(work)
-
-    def _drop_non_finite(self, count: int, samples: list[range], round_number: int) -> None:
-        self._account_discard(samples, count, "non-finite gradient")
-        self._watch.non_finite(count, round_number)
-
-    def discard(self, gradient: Gradient, reason: str) -> None:
-        self.books.discard(sum(map(len, gradient.samples)))
-        self._account_discard(gradient.samples, gradient.count, reason)
-        self.replica.release(gradient)
-
-    def computed_in_vain(self, began: float, samples: list[range], reason: str) -> None:
-        """These samples were computed since `began`, and the loop makes no step with them."""
-        count = sum(map(len, samples))
-        self._recorder.write("compute", self.rank, began, end=self._now(), samples=count)
-        self.samples_computed += count
-        self.discard(Gradient(None, count, samples), reason)
-
-    def _account_discard(self, samples: list[range], count: int, reason: str) -> None:
-        self._control.discard(samples, reason)
-        self._recorder.write("discard", self.rank, self._now(), samples=count, reason=reason)
+        return as_total
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
         self.suspended()
@@ -334,10 +151,26 @@ class ProcessNode(DrivenNode):
 
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:
         self._sent += sum(tensor.nbytes for tensor in tensors)
-        self._mailbox.send(to, kind, tensors)
+        try:
+            self._mailbox.send(to, kind, tensors)
+        except PacelineError:
+            if not self._task.survives:
+                raise
+            self._check_peers(NAMING_SECONDS)
+            if to not in self._control.lost:  # who is lost needs no message, and the strategy will hear of it
+                raise
 
     def receive(self) -> Work[Message]:
-        return self._mailbox.receive()
+        return Heard(self._mailbox.receive(), self.has_no_more_of_the_lost)
+
+    def has_no_more_of_the_lost(self) -> None:
+        """From now on this rank uses nothing of lost ranks that it has not used yet: others can have it."""
+        self._control.report_progress(self.books.progress, now=True)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank of those that are here."""
+        return self.rank == self._collectives.ranks[0]
 
     def signal(self, round_number: int) -> None:
         self._control.signal(round_number)
@@ -349,12 +182,6 @@ class ProcessNode(DrivenNode):
         self._control.count(round_number, samples, target)
 
     # ---- for the driver
-
-    def suspended(self) -> None:
-        """A round was applied, and the strategy has corrected the step if it wanted to."""
-        if self._news is not None:
-            news, self._news = self._news, None
-            self.after_round(news)
 
     def _fly(self, work: WaitableWork[Any]) -> WaitableWork[Any]:
         self._in_flight = [each for each in self._in_flight if not each.done]
@@ -372,15 +199,9 @@ class ProcessNode(DrivenNode):
     def look_around(self) -> None:
         self._check_peers(0.0)
 
-    def spent(self, seconds: float) -> None:
-        self._speed.see_overhead(seconds)
-
     def waited(self, work: Work[object], began: float) -> None:
         if isinstance(work, CollectiveWork) and work.round_number is not None:
             self._recorder.write("wait", self.rank, began, end=self._now(), round=work.round_number)
-
-    def now(self) -> float:
-        return self._now()
 
     def sum_now(self, tensor: Tensor) -> Tensor:
         """Add a tensor over all ranks and wait for it. Only where all ranks do the same: between rounds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.node import Gradient
@@ -66,7 +67,20 @@ def extra_of(rank: int, world_size: int, facts: tuple[int, int, float]) -> list[
     """What a rank adds, without flags: samples settled, of those the ones dropped in steps alone, and its note."""
     settled, dropped, note = facts
     extra = [0.0] * extra_numbers(world_size)
-    high, low = divmod(settled, WHOLE)
-    for place, value in enumerate((low, high, dropped, note)):
+    for place, value in enumerate((*_two_parts(settled), dropped, note)):
         extra[FLAGS + place * world_size + rank] = float(value)
     return extra
+
+
+def settled_by_others(extra: list[float], world_size: int, settled: Mapping[int, int]) -> list[float]:
+    """The same, with samples that lost ranks had settled: who knows of them tells it for them."""
+    told = list(extra)
+    for rank, samples in settled.items():
+        for place, value in enumerate(_two_parts(samples)):
+            told[FLAGS + place * world_size + rank] = float(value)
+    return told
+
+
+def _two_parts(settled: int) -> tuple[int, int]:
+    high, low = divmod(settled, WHOLE)
+    return low, high

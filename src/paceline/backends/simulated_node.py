@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from paceline.backends.learners import Learner
 from paceline.backends.theatre import Post, Theatre
 from paceline.backends.watch import Watch
-from paceline.node import WHOLE, Gradient, Message, Node, Share, Values, Work
+from paceline.node import LOST, WHOLE, Gradient, Message, Node, Share, Values, Work
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.speed import Speedometer
 from paceline.simulator.cluster import Cluster, WorkTimes
@@ -32,6 +32,7 @@ class Collective:
         "done",
         "joined",
         "kind",
+        "more",
         "nbytes",
         "notes",
         "number",
@@ -49,6 +50,7 @@ class Collective:
         self.value: Any = None
         self.joined = inf  # when the last rank joined
         self.done = self.applied = False
+        self.more = False  # whether lost ranks have left samples behind
 
 
 class RoundTotal(Gradient):
@@ -121,7 +123,7 @@ class AllReduceWork(CollectiveWork[Gradient]):
             collective = self.collective
             payload = collective.payloads.pop(self._node.rank)
             values, count, working = self._node.learner.total(payload, collective.value)
-            self._total = RoundTotal(values, count, working, self._own, collective)
+            self._total = RoundTotal(values, count, working or collective.more, self._own, collective)
         return self._total
 
 
@@ -134,8 +136,9 @@ class AllGatherWork(CollectiveWork[tuple[float, ...]]):
 class ReceiveWork(SimulatedWork[Message]):
     """The next message to a rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.message: Message | None = None
+        self._node = node
         self._waiters: list[Waiter] = []
 
     @property
@@ -148,6 +151,8 @@ class ReceiveWork(SimulatedWork[Message]):
 
     def result(self) -> Message:
         assert self.message is not None
+        if self.message.kind == LOST:
+            self._node.heard_of_loss(self.message.sender)
         return self.message
 
 
@@ -159,8 +164,8 @@ class SimulatedNode(Node):
     """
 
     __slots__ = (
-        "_run", "answer", "at_most", "close", "collectives", "computing", "discarded", "due", "empties", "ended",
-        "finished", "handed_in", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm", "out_of_data",
+        "_run", "answer", "answers_for", "at_most", "close", "collectives", "computing", "discarded", "due", "empties",
+        "ended", "finished", "handed_in", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm", "out_of_data",
         "own_rounds", "post", "rank", "receivers", "resume", "rounds", "samples_applied", "sent", "servers", "signals",
         "since", "speed", "state", "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
     )  # fmt: skip
@@ -183,6 +188,7 @@ class SimulatedNode(Node):
         self.rank, self.learner, self._run = rank, learner, run
         self.world_size, self.servers = cluster.ranks, cluster.servers
         self.state: dict[str, Any] = {}
+        self.answers_for: set[int] = set()
         durations = iter(()) if self.serves else cluster.durations(rank, self._round)
         self.times = WorkTimes(durations, micro_batch)
         self.micro_batch = self.at_most = micro_batch
@@ -328,12 +334,16 @@ class SimulatedNode(Node):
         self.post.start_message(to, Message(self.rank, kind, self.learner.copies(tensors)))
 
     def receive(self) -> Work[Message]:
-        work = ReceiveWork()
+        work = ReceiveWork(self)
         if self.mailbox:
             work.message = self.mailbox.popleft()
         else:
             self.receivers.append(work)
         return work
+
+    def heard_of_loss(self, rank: int) -> None:
+        """The strategy has come to the message that the rank is lost."""
+        self._run.heard_of_loss(self, rank)
 
     def signal(self, round_number: int) -> None:
         self.post.start_signal(self, round_number)

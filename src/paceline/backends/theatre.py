@@ -33,6 +33,9 @@ class Theatre(ABC):
     def hand_in(self, node: SimulatedNode, gradient: Gradient) -> int: ...
 
     @abstractmethod
+    def heard_of_loss(self, node: SimulatedNode, rank: int) -> None: ...
+
+    @abstractmethod
     def take_back(self, node: SimulatedNode, samples: list[range], reason: str) -> None: ...
 
     @abstractmethod

@@ -22,6 +22,7 @@ from paceline.backends.simulated_node import (
 )
 from paceline.backends.standstill import leaked, never_ends, out_of_order, standstill
 from paceline.backends.theatre import Theatre
+from paceline.backends.virtual_losses import Losses
 from paceline.backends.virtual_post import VirtualPost
 from paceline.backends.watch import NOISE_EVERY
 from paceline.node import GIVEN_UP, NEXT_GRADIENT, Gradient, Share, Work
@@ -67,6 +68,7 @@ class VirtualRun(Theatre):
         post = VirtualPost(self, cluster, self._faults, self._traffic)
         for node in self.nodes:
             node.post = post
+        self._losses = Losses(self, strategy, source)
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
         self._news = False
@@ -101,7 +103,8 @@ class VirtualRun(Theatre):
         node.resume, node.ended = None, True
         if node.unsent:
             self.trace.discard(node.rank, self.clock.now, node.unsent, reason)
-        self._source.release(node.rank)
+        if node.rank not in self._losses:
+            self._source.release(node.rank)
         self.trace.end(node.rank, self.clock.now)
 
     def _crash(self, crash: Crash) -> None:
@@ -110,7 +113,14 @@ class VirtualRun(Theatre):
             return
         if node.close is not None:
             node.close()
+        if self._strategy.survives:
+            self._losses.add(node)
         self._end(node, "crash")
+        for collective in list(self._open.values()):
+            self._launch_if_all_are_there(collective)
+
+    def heard_of_loss(self, node: SimulatedNode, rank: int) -> None:
+        self._losses.heard(node, rank)
 
     # ---- a rank's course
 
@@ -265,11 +275,15 @@ class VirtualRun(Theatre):
         collective.payloads[node.rank] = payload
         if note:
             collective.notes[node.rank] = note
-        if len(collective.payloads) == len(self.nodes):
-            del self._open[number]
+        self._launch_if_all_are_there(collective)
+        return collective
+
+    def _launch_if_all_are_there(self, collective: Collective) -> None:
+        here, wanted = len(collective.payloads), len(self.nodes)
+        if here == wanted or (self._losses and all(n.ended or n.rank in collective.payloads for n in self.nodes)):
+            del self._open[collective.number]
             collective.joined = self.clock.now
             self._launch(collective)
-        return collective
 
     def _launch(self, collective: Collective) -> None:
         """All have joined: it runs, unless a partition holds it up."""
@@ -282,11 +296,13 @@ class VirtualRun(Theatre):
             self.clock.at(end, self._complete, collective)
 
     def _complete(self, collective: Collective) -> None:
-        ordered = [collective.payloads[node.rank] for node in self.nodes]
+        payloads, count = collective.payloads, len(self.nodes)
+        ordered = [payloads[rank] for rank in range(count) if rank in payloads]
         gathers = collective.kind == "all-gather"
         collective.value = tuple(ordered) if gathers else self.nodes[0].learner.reduce(ordered)
-        notes, ranks = collective.notes, range(len(ordered))
-        collective.notes = tuple(notes.get(rank, 0.0) for rank in ranks) if notes else (0.0,) * len(ordered)
+        notes = collective.notes
+        collective.notes = tuple(notes.get(rank, 0.0) for rank in range(count)) if notes else (0.0,) * count
+        collective.more = self.clock.now < self._until and self._losses.samples_left
         collective.done = True
         for waiter in collective.waiters:
             self.wake(waiter)

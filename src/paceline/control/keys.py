@@ -12,6 +12,19 @@ from paceline.control.waiting import Later
 from paceline.control.wire import Frame
 from paceline.errors import PacelineError
 
+GENERATION = "generation-"
+"""Before the number of the membership that forms a group, in the keys of that group."""
+
+
+def is_of_the_past(key: str, generation: int) -> bool:
+    """Whether the key belongs to a group of an older membership: who is missing there will never come.
+
+    >>> is_of_the_past("generation-3/0/address", 4), is_of_the_past("generation-4/0", 4), is_of_the_past("resumed", 4)
+    (True, False, False)
+    """
+    number = key.removeprefix(GENERATION).partition("/")[0]
+    return key.startswith(GENERATION) and number.isdecimal() and int(number) < generation
+
 
 def topic_of(key: str) -> str:
     """What those who wait for the key wait for."""
@@ -47,6 +60,9 @@ class Keys:
 
     def delete(self, key: str) -> Frame:
         return Frame("truth", {"value": self.values.pop(key, None) is not None})
+
+    def missing(self, keys: list[str]) -> list[str]:
+        return [key for key in keys if key not in self.values]
 
     def _first_missing(self, keys: list[str]) -> str | None:
         return next((key for key in keys if key not in self.values), None)

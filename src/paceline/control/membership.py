@@ -64,6 +64,11 @@ class Membership:
         self.begun = self.begun or len(self.present) == self.world_size
 
     @property
+    def description(self) -> Description:
+        """Of the run, as its ranks gave it; empty before the first has come."""
+        return self._reference[1] if self._reference else {}
+
+    @property
     def missing(self) -> list[int]:
         """Ranks that have not arrived yet, or are gone."""
         return [rank for rank in range(self.world_size) if rank not in self.present]

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from paceline.control.connection import Connection, Listener, log
 from paceline.control.doubt import Doubts
-from paceline.control.keys import Keys, about_a_key, topic_of
+from paceline.control.keys import Keys, about_a_key, is_of_the_past, topic_of
 from paceline.control.ledger import Ledger
 from paceline.control.membership import DifferentRunError, Membership
 from paceline.control.messages import Metadata, to_ranges, to_spans
@@ -77,8 +77,7 @@ class ControlService:
         self._metrics: dict[int, Metadata] = {}
         self._ledger: Ledger | None = None
         self._ledger_terms: Metadata = {}
-        self._doubts = Doubts()
-        self._signals = RoundSignals()
+        self._doubts, self._signals = Doubts(), RoundSignals()
         self._keys = Keys()
         self._waiting: WaitingRoom[_Peer] = WaitingRoom()
         self._outgoing: list[tuple[_Peer, list[memoryview]]] = []
@@ -97,8 +96,8 @@ class ControlService:
             "status": lambda *_: Frame("state", {"state": self._status()}),
             "store_set": self._store_set,
             "store_add": self._store_add,
-            "store_get": lambda peer, frame: self._wait_for_key(self._keys.get(**frame.metadata)),
-            "store_wait": lambda peer, frame: self._wait_for_key(self._keys.wait(**frame.metadata)),
+            "store_get": lambda peer, frame: self._wait_for([frame.metadata["key"]], self._keys.get(**frame.metadata)),
+            "store_wait": lambda peer, frame: self._wait_for(frame.metadata["keys"], self._keys.wait(**frame.metadata)),
             "store_check": lambda peer, frame: self._keys.check(**frame.metadata),
             "store_delete": lambda peer, frame: self._keys.delete(**frame.metadata),
         }
@@ -323,6 +322,7 @@ class ControlService:
             **self._membership(),
             "present": sorted(self._members.present),
             "missing": self._members.missing,
+            "survives": self._members.begun and bool(self._members.description.get("survives")),
             "metrics": {str(rank): latest for rank, latest in self._metrics.items()},
             "ledger": None if self._ledger is None else self._ledger.counters,
         }
@@ -379,9 +379,11 @@ class ControlService:
         self._keys.values[key] = value
         self._answer(self._waiting.news(topic_of(key)))
 
-    def _wait_for_key(self, answer: Later) -> Answer:
+    def _wait_for(self, keys: list[str], answer: Later) -> Answer:
         if self._failure is not None:
             raise self._failure
+        if any(is_of_the_past(key, self._members.generation) for key in self._keys.missing(keys)):
+            raise PacelineError("The membership has changed while a group was being formed.")
         return answer
 
     def _store_set(self, peer: _Peer, frame: Frame) -> Answer:

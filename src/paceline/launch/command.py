@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.launch.local import Launch, launch
+from paceline.launch.roles import environment_of_servers
 from paceline.launch.surroundings import new_run
 from paceline.report.progress import Progress
 
@@ -27,7 +28,9 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
     run_folder = new_run(folder)
     with Progress(run_folder / "events"):
         started = [sys.executable, *command]
-        outcome = launch(started, nproc + servers, run_folder, port=port, join_timeout=join_timeout, servers=servers)
+        serving = environment_of_servers(servers)
+        ranks = nproc + servers
+        outcome = launch(started, ranks, run_folder, port=port, environment=serving, join_timeout=join_timeout)
     print(f"The run's folder: {run_folder}")
     explain(outcome, run_folder)
     return exit_code(outcome)
@@ -35,6 +38,8 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
 
 def explain(outcome: Launch, folder: Path) -> None:
     """Say last what went wrong first."""
+    for rank in outcome.lost:
+        print(f"Rank {rank} was lost ({outcome.how(rank)}); the run went on without it.", file=sys.stderr)
     failed = outcome.first_failed
     if failed is not None:
         print(f"\nRank {failed} failed first ({outcome.how(failed)}). Its last words:", file=sys.stderr)

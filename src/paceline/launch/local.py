@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.control.service import ControlService
-from paceline.launch.surroundings import SERVERS, card_of, environment_of
+from paceline.launch.surroundings import card_of, environment_of
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
@@ -29,11 +29,13 @@ KILL_SECONDS = 5.0  # between asking to end and ending
 
 @dataclass
 class Launch:
-    """What came of a launch: every rank's exit code, and what each wrote last to its standard error."""
+    """What came of a launch: every rank's exit code, and what each wrote last to its standard error. A run that went on
+    without lost ranks has not failed."""
 
     exit_codes: list[int]
     first_failed: int | None = None
     last_words: dict[int, list[str]] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)  # ranks that the run went on without
 
     @property
     def ok(self) -> bool:
@@ -54,7 +56,6 @@ def launch(
     quiet: bool = False,
     join_timeout: float = 120.0,
     heartbeat_timeout: float = 10.0,
-    servers: int = 0,
 ) -> Launch:
     """Run the command once for every rank and wait for all.
 
@@ -63,11 +64,10 @@ def launch(
         nproc: how many ranks.
         folder: the run's folder, made before.
         port: of the control plane; 0 takes a free one.
-        environment: further variables.
+        environment: further variables; `roles.environment_of_servers` says how many ranks, the last ones, serve.
         quiet: keep what the ranks print for `logs/` alone.
         join_timeout: seconds until a rank that has not arrived is given up.
         heartbeat_timeout: seconds of silence after which a rank that hangs is given up.
-        servers: of these ranks, the last so many serve.
     """
     secret = secrets.token_bytes(32)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -76,8 +76,6 @@ def launch(
     ) as service:
         shared = {**os.environ, **(environment or {}), **environment_of(card_of(service.address, folder, secret))}
         shared |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "PYTHONUNBUFFERED": "1"}
-        if servers:
-            shared[SERVERS] = str(servers)
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too
         children = Children(command, nproc, shared, folder / "logs", quiet)
         try:
@@ -148,11 +146,20 @@ class Children:
                 told.add(rank)
                 if code != 0:
                     service.report_exit(rank, _in_words(code))
-                    if first_failed is None:
-                        first_failed, give_up_at = rank, time.monotonic() + GRACE_SECONDS
+                    first_failed = rank if first_failed is None else first_failed
+                if first_failed is not None and not self._goes_on(service, told):
+                    give_up_at = min(give_up_at, time.monotonic() + GRACE_SECONDS)
             time.sleep(POLL_SECONDS)
         self.end_all()
-        return Launch([p.returncode for p in self._processes], first_failed, self._last_words)
+        codes = [process.returncode for process in self._processes]
+        state = service.status()
+        lost = sorted(map(int, state["lost"])) if state["survives"] and 0 in codes else []
+        return Launch(codes, None if lost else first_failed, self._last_words, lost)
+
+    def _goes_on(self, service: ControlService, ended: set[int]) -> bool:
+        """Whether the run goes on without lost ranks, and not all that still runs is lost."""
+        state, running = service.status(), set(range(len(self._processes))) - ended
+        return bool(state["survives"]) and not running <= set(map(int, state["lost"]))
 
     def end_all(self) -> None:
         """Ask every child that still runs to end, then make it; wait until their output is read."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.errors import PacelineError
 
 ON_EVERY_HOST = "host"
+SERVERS = "PACELINE_SERVERS"
 Servers = int | str | Sequence[int]
 """How many of the launcher's ranks serve, the last ones; or which: a list of them, or `"host"` for the last rank of
 every host."""
@@ -43,6 +44,11 @@ def serving_ranks(servers: Servers, world_size: int, ranks_of_a_host: int) -> li
             remedy=f"Name ranks from 0 to {world_size - 1}, each once, or fewer than there are.",
         )
     return chosen
+
+
+def environment_of_servers(servers: int) -> dict[str, str]:
+    """What a launcher tells its processes: the last so many of them serve."""
+    return {SERVERS: str(servers)} if servers else {}
 
 
 def place(rank: int, world_size: int, serving: Sequence[int]) -> int:

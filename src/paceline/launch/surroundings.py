@@ -17,10 +17,9 @@ from pathlib import Path
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.launch.hosted import HostedService
-from paceline.launch.roles import Servers, place, serving_ranks
+from paceline.launch.roles import SERVERS, Servers, place, serving_ranks
 
 CONTROL, SECRET, FOLDER, ORIGIN = "PACELINE_CONTROL", "PACELINE_SECRET", "PACELINE_FOLDER", "PACELINE_ORIGIN"
-SERVERS = "PACELINE_SERVERS"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

@@ -14,6 +14,7 @@ import tomli_w
 from paceline.errors import PacelineError
 from paceline.launch.command import explain
 from paceline.launch.local import launch
+from paceline.launch.roles import environment_of_servers
 from paceline.launch.surroundings import new_run
 from paceline.race.emulation import COMPUTE_SHARE, LEAST_MICRO_BATCH_SECONDS, compute_seconds, solo_speed
 from paceline.race.limit_of_race import contribution_bytes, measured_comm_seconds, shares_of_limit
@@ -122,7 +123,8 @@ def _on_processes(course: Course, strategy: str, folder: Path) -> list[Event]:
     command = [sys.executable, "-m", "paceline.race.worker", str(folder / "spec.json"), strategy]
     command.append(repr(course.cluster.micro_batch_seconds))
     with Progress(folder / "events", title=strategy):
-        outcome = launch(command, course.cluster.ranks, folder, quiet=True, servers=course.cluster.servers)
+        serving = environment_of_servers(course.cluster.servers)
+        outcome = launch(command, course.cluster.ranks, folder, environment=serving, quiet=True)
     if not outcome.ok:
         explain(outcome, folder)
         raise PacelineError(

@@ -131,6 +131,11 @@ class Loader:
             self._deadline = time.perf_counter() + self.seconds
         self._sampler.next_range, self._sampler.over = next_range, lambda: time.perf_counter() >= self._deadline
 
+    @property
+    def over(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._sampler.over()
+
     def next_batch(self) -> Any | None:
         """The next micro-batch, or None when there is nothing to take now. It looks just before it says None: with
         workers of its own a DataLoader has asked long ago, and leases may have come back since."""

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
-from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline import __version__
 from paceline.backends.collectives import Collectives
+from paceline.backends.learning_node import Task
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
+from paceline.control.keys import GENERATION
 from paceline.control.messages import to_ranges
 from paceline.control.service import CONNECTION_CLOSED
 from paceline.control.stock import LeaseStock
 from paceline.control.store import ControlStore
 from paceline.errors import PacelineError
 from paceline.launch.surroundings import Surroundings
+from paceline.node import LOST, Message
 from paceline.record import FileRecorder
 from paceline.run.loader import Loader
+from paceline.strategies.strategy import Strategy
 
 log = logging.getLogger("paceline")
 WHY_SECONDS = 0.5  # many times the launcher's pause between two looks
@@ -35,11 +39,15 @@ class Rank:
         surroundings: where this rank is.
         replica: the user's model and optimizer.
         loader: the user's data.
-        strategy: its name and options, to compare with the other ranks'.
+        strategy: to be compared with the other ranks'.
+        schedulers: of the learning rate, in words; to be compared too.
     """
 
-    def __init__(self, surroundings: Surroundings, replica: Replica, loader: Loader, strategy: dict[str, Any]) -> None:
-        self._control, self._loader = surroundings.control, loader
+    def __init__(
+        self, surroundings: Surroundings, replica: Replica, loader: Loader, strategy: Strategy, schedulers: list[str]
+    ) -> None:
+        self._control, self._loader, self._strategy = surroundings.control, loader, strategy
+        self._told: set[int] = set()
         self._stock: LeaseStock | None = None
         now = run_clock(surroundings.origin)
         self.recorder = FileRecorder(surroundings.folder / "events", surroundings.rank)
@@ -51,7 +59,10 @@ class Rank:
                 "version": __version__,
                 "world_size": surroundings.world_size,
                 "servers": surroundings.servers,
-                **strategy,
+                "strategy": strategy.name,
+                "options": dataclasses.asdict(strategy),
+                "survives": strategy.survives,
+                "schedulers": schedulers,
                 "parameters": replica.describe(),
                 "data": {"samples": loader.samples, "micro_batch": loader.micro_batch, "seed": loader.seed},
             },
@@ -60,9 +71,10 @@ class Rank:
         self._mailbox.connect(self._control.roster)
         self._store = ControlStore(self._control)  # torch keeps only its C++ half alive
         self.collectives = Collectives(
-            PrefixStore(f"generation-{self._control.generation}", self._store),
+            lambda generation: PrefixStore(f"{GENERATION}{generation}", self._store),
             surroundings.rank,
-            surroundings.world_size,
+            range(surroundings.world_size),
+            self._control.generation,
             replica.parameters.device,
             surroundings.loopback,
             self.check_peers,
@@ -75,17 +87,20 @@ class Rank:
             self.recorder,
             now,
             self.check_peers,
-            (loader.micro_batch, surroundings.servers),
+            Task(loader.micro_batch, loader.samples, surroundings.servers, strategy.survives, self._more_to_come),
         )
-        self.node.samples_per_epoch = loader.samples
 
     def check_peers(self, seconds: float) -> None:
         """Raise if a rank is known to be lost, or becomes known within the time."""
         deadline = time.monotonic() + seconds
-        while not self._control.lost and time.monotonic() < deadline:
+        while not self._control.lost.keys() - self._told and time.monotonic() < deadline:
             time.sleep(0.02)
-        if self._control.lost:
-            self._hear_why()
+        if not self._control.lost.keys() - self._told:
+            return
+        self._hear_why()
+        if self._strategy.survives:
+            self._go_on()
+        else:
             self._control.report_progress(self.node.books.progress, now=True)
             lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
             raise PacelineError(
@@ -94,6 +109,26 @@ class Rank:
                 cause="Probably it failed, was killed, or lost its network; its own log says more.",
                 remedy="Start again with run.resume() to go on from the last checkpoint.",
             )
+
+    def _go_on(self) -> None:
+        """Tell the strategy of the lost ranks; raise if it cannot do without them."""
+        node, lost = self.node, dict(self._control.lost)
+        alive = [rank for rank in range(node.world_size) if rank not in lost]
+        if not node.serves or node.meets:  # else when it has come to the message: see ProcessNode.receive
+            node.has_no_more_of_the_lost()
+        self._strategy.check_survivors(alive, node.workers, node.servers)
+        for rank in sorted(lost.keys() - self._told):
+            self._told.add(rank)
+            self._mailbox.tell(Message(rank, LOST, ()))
+            if node.rank == alive[0]:
+                node.warn(f"Rank {rank} was lost ({lost[rank]}); the run goes on without it.")
+
+    def _more_to_come(self) -> bool:
+        """Whether a lost rank has left samples behind that nobody has used yet."""
+        if not self._told or self._loader.over:
+            return False
+        ledger = self._control.status()["ledger"]
+        return bool(ledger and ledger["remaining"])
 
     def _hear_why(self) -> None:
         """A launcher knows how a process ended a moment after its connection is gone."""

@@ -13,7 +13,6 @@ It works alone, under torchrun and under `paceline run`; the script is the same.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -319,9 +318,8 @@ class Run:
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
-        described = {"strategy": self.strategy.name, "options": dataclasses.asdict(self.strategy)}
-        described["schedulers"] = self._rates.find(self._loader)
-        self._rank = Rank(self.surroundings, self._replica, self._loader, described)
+        schedulers = self._rates.find(self._loader)
+        self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers)
         describes = self.strategy.name, self._data()
         self._saver = Saver(self._rank, self._rates, self._share_of, describes, self.folder / "checkpoints")
         self._start_alike()

@@ -53,7 +53,7 @@ class Saver:
 
     def write(self, settled: list[range]) -> None:
         """The first rank writes the checkpoint of a round that was prepared; `settled`: the samples that it is of."""
-        if self._node.rank == 0:
+        if self._node.leads:
             whole = gather(self._node, self._rates, settled, self._strategy, self._data, self._optimizer)
             checkpoint.write(self._folder, self._node.rounds, whole)
 

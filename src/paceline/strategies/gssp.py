@@ -21,9 +21,9 @@ from paceline.errors import PacelineError
 from paceline.rules.grouping import given
 from paceline.rules.placement import Placement
 from paceline.rules.staleness import Bound, Fixed
+from paceline.serving.exchange import EXCHANGES
+from paceline.serving.grouper import GroupRules
 from paceline.strategies.checks import as_published, at_least, one_of, yes_or_no
-from paceline.strategies.exchange import EXCHANGES
-from paceline.strategies.grouper import GroupRules
 from paceline.strategies.parameter_server import ParameterServer
 
 PUBLISHED = {"grouping": "equal", "regroup": False, "exchange": "gradient"}

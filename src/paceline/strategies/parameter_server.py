@@ -19,19 +19,21 @@ several. With a bound of 0 the pushes of a round are added up and make one step:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.errors import PacelineError
 from paceline.node import Node, Share
 from paceline.rules.placement import Placement, cut
 from paceline.rules.staleness import Bound
+from paceline.serving.group_server import GroupServer
+from paceline.serving.grouper import GroupRules
+from paceline.serving.server_line import ServerLine
 from paceline.strategies.checks import at_least, one_of, only_as_default, yes_or_no
-from paceline.strategies.group_server import GroupServer
-from paceline.strategies.grouper import GroupRules
-from paceline.strategies.server_line import ServerLine
 from paceline.strategies.strategy import Strategy
 
+NOTHING = Share(models=0, last=0)
 OVERLAPS = ("auto", "always", "never")
 COMPRESSORS = ("none", "top-k", "gdtopk", "dgc")
 
@@ -41,6 +43,7 @@ class ParameterServer(Strategy):
     """What the strategies with servers have in common: how pushes are compressed, what late ones count, and whether
     parameters travel while the worker computes."""
 
+    survives: ClassVar[bool] = True
     overlap: str = "auto"
     compress: str = "none"
     ratio: float = 0.01
@@ -85,13 +88,24 @@ class ParameterServer(Strategy):
                 f"as Run({self.name!r}, servers={self.servers_for(max(workers, 1))}): then the last ranks serve.",
             )
 
+    def check_survivors(self, alive: Collection[int], workers: int, servers: int) -> None:
+        """There must be a worker, and a server of every part; if there is a global server, that one."""
+        placement = self.placement(workers, servers)
+        copies = [placement.groups] if placement.has_global else range(placement.groups)
+        whole = [copy for copy in copies if all(rank in alive for rank in placement.servers_of(copy))]
+        if not whole or not any(rank in alive for rank in range(workers)):
+            raise PacelineError(
+                f"The run cannot go on: {'no worker' if whole else 'no group of servers that is whole'} is left.",
+                remedy="Start again with run.resume() to go on from the last checkpoint.",
+            )
+
     def share_of_model(self, rank: int, workers: int, servers: int, sizes: Sequence[int]) -> Share:
         placement = self.placement(workers, servers)
         if rank < workers:
-            return Share(models=0, last=0)
+            return NOTHING
         group, part = placement.place(rank)
         if placement.has_global and group < placement.groups:
-            return Share(models=0, last=0)
+            return NOTHING
         first, last = cut(sizes, placement.parts)[part]
         return Share(models=int(part == 0), first=first, last=last)
 
@@ -113,7 +127,8 @@ class ParameterServer(Strategy):
         group = GroupServer(self, node)
         while not node.finished:
             await group.serve()
-            node.adopt(await node.mean_model(self._share(node)))
+            share = NOTHING if group.broken else self._share(node)
+            node.adopt(await node.mean_model(share))
             group.met()
 
     def _share(self, node: Node) -> Share:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     blocking: ClassVar[bool] = False
     """Whether it steps with fresh gradients of all workers, after waiting for all of them."""
+    survives: ClassVar[bool] = False
+    """Whether it goes on when a rank is lost: then `node.receive` brings a message `lost` from it, after all others."""
 
     @property
     def steps_alone(self) -> bool:
@@ -39,6 +41,10 @@ class Strategy(ABC):
                 f"The strategy {self.name} has no servers, and was given {servers}.",
                 remedy="Start it without servers, or take bsp, ssp, dssp, asp or gssp.",
             )
+
+    def check_survivors(self, alive: Collection[int], workers: int, servers: int) -> None:
+        """Protest unless a strategy that survives can go on with these ranks."""
+        assert self.survives, "nobody asks the others"
 
     def share_of_model(self, rank: int, workers: int, servers: int, sizes: Sequence[int]) -> Share:
         """What a rank brings to the model of the run, where that is a mean of models."""

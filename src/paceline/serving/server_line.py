@@ -2,8 +2,9 @@
 
 What they say to each other, a number of the request first where there is one:
 
-    worker → server    join n · pull n · push k samples handed-in seconds · rest · gone · leaves
+    worker → server    join n · pull n · push k samples handed-in seconds · rest · gone · leaves pushed · pushed
     server → worker    parameters n samples held · move n group · bye · refused k why · speeds of-each-group
+                       adopted group, to one whose servers are lost
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Message, Node
 from paceline.rules.placement import cut
-from paceline.strategies.uploads import Upload
+from paceline.serving.uploads import Upload
 
 if TYPE_CHECKING:
     from paceline.strategies.parameter_server import ParameterServer
@@ -39,7 +40,10 @@ class ServerLine:
         self._group = self._placement.first_group(node.rank)
         self._request = self._pushes = 0
         self._missing: set[int] = set()  # servers that have not answered the request
+        self._lost: set[int] = set()
         self._move_to: int | None = None
+        self._orphaned = False  # it moves because its servers are lost
+        self._samples = [0] * self._placement.groups  # pushed to each group since the last meeting
         self._pushed: deque[tuple[int, list[range]]] = deque(maxlen=IN_DOUBT)
         self._began = self._computed = self._held = self._seconds = 0.0
         self._overlap, self._worth = options.overlap, False
@@ -54,6 +58,8 @@ class ServerLine:
         self._send_all("join")
         await self._answers()
         self._began, self._held, self._seconds = self._node.now(), 0.0, 0.0
+        if self._move_to is not None:
+            await self._move(self._move_to)
 
     def ask_ahead(self) -> None:
         """Ask for the next parameters, if it is worth it."""
@@ -91,6 +97,7 @@ class ServerLine:
             self.push_rest()
             self._upload.begin(node.epoch, self._group)
         self._pushes += 1
+        self._samples[self._group] += count
         self._pushed.append((self._pushes, samples))
         kind = f"push {self._pushes} {count} {reached} {self._seconds!r}"
         for server, tensors in zip(self._servers, self._upload.parts(mean, self._parts), strict=True):
@@ -107,17 +114,25 @@ class ServerLine:
         """Tell all servers that no push will follow before the next meeting."""
         self.push_rest()
         self._missing.clear()
-        for server in self._placement.ranks:
-            self._node.send(server, "leaves")
+        self._tell_servers("leaves")
+        self._samples = [0] * self._placement.groups
 
     async def _move(self, group: int) -> None:
-        self.push_rest()
-        self._move_to, self._missing = None, set(self._servers)
-        for server in self._servers:
-            self._node.send(server, "gone")
-        await self._answers()  # the old servers have all that was pushed to them
-        self._group = group
+        self._move_to = None
+        if not self._orphaned:
+            self.push_rest()
+            self._missing = set(self._servers) - self._lost
+            for server in self._servers:
+                self._node.send(server, "gone")
+            await self._answers()  # the old servers have all that was pushed to them
+        self._group, self._orphaned = group, False
         await self.join()
+
+    def _tell_servers(self, what: str) -> None:
+        """To all of them, with how many samples went to which group."""
+        pushed = ",".join(map(str, self._samples))
+        for server in self._placement.ranks:
+            self._node.send(server, f"{what} {pushed}")
 
     async def _answers(self) -> None:
         while self._missing:
@@ -145,6 +160,13 @@ class ServerLine:
                 self._missing.discard(message.sender)
             case "refused":
                 self._take_back(int(words[0]), message.kind.split(maxsplit=2)[2])
+            case "adopted":
+                self._move_to, self._orphaned = int(words[0]), True
+                self._missing.clear()
+            case "lost":
+                self._lost.add(message.sender)
+                if message.sender in self._placement.ranks:
+                    self._tell_servers("pushed")
             case "speeds":
                 self._upload.speeds = [float(each) for each in words[0].split(",")]
 

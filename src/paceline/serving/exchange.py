@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineError
 from paceline.node import Message, Node
 from paceline.rules.learning_rate import StepScale
-from paceline.strategies.received import Received
+from paceline.serving.received import Received
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,8 @@ class Exchange(ABC):
     def __init__(self, node: Node, peers: Sequence[int], first: int, parameters: Tensor) -> None:
         self._node, self._peers, self._first, self._parameters = node, list(peers), first, parameters
         self._pushes = self._samples = self._windows = 0
-        self._heard = dict.fromkeys(self._peers, 0)
+        self._heard = dict.fromkeys(self._peers, 0)  # windows of each
+        self._samples_heard = dict.fromkeys(self._peers, 0)  # since the last meeting
         self._closed: set[int] = set()
         self._closing = False
 
@@ -73,6 +74,16 @@ class Exchange(ABC):
         """All groups hold the same parameters."""
         self._closed.clear()
         self._closing = False
+        self._samples_heard = dict.fromkeys(self._peers, 0)
+
+    def samples_of(self, peer: int) -> int:
+        """Samples of another server that have come here since the last meeting."""
+        return self._samples_heard.get(peer, 0)
+
+    def lose(self, peer: int) -> None:
+        """Nothing comes from there any more."""
+        if peer in self._peers:
+            self._peers.remove(peer)
 
     def _send_window(self) -> None:
         self._windows += 1
@@ -107,6 +118,7 @@ class Exchange(ABC):
                 remedy="Start again from the last checkpoint (run.resume()).",
             )
         self._heard[message.sender] = number
+        self._samples_heard[message.sender] += samples
         self._take(message, weight)
         self._node.learned(self._node.samples_applied + samples)
         return pushes

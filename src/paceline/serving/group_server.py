@@ -17,9 +17,9 @@ from paceline.node import Message, Node
 from paceline.rules.learning_rate import StepScale
 from paceline.rules.placement import cut
 from paceline.rules.staleness import Clocks, delayed_learning_rate
-from paceline.strategies.exchange import exchange
-from paceline.strategies.grouper import Grouper
-from paceline.strategies.received import Received, dense
+from paceline.serving.exchange import exchange
+from paceline.serving.grouper import Grouper
+from paceline.serving.received import Received, dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,21 @@ class GroupServer:
         self._exchange = exchange(options, node, self._first, self._parameters)
         self._grouper = Grouper(options, node, self._group)
         self._left: set[int] = set()
+        self._lost: set[int] = set()
+
+    @property
+    def _workers(self) -> int:
+        """That are not lost."""
+        return sum(worker not in self._lost for worker in range(self._node.workers))
+
+    @property
+    def broken(self) -> bool:
+        """Whether a server of this group is lost: then its model is not whole."""
+        return not self._lost.isdisjoint(self._placement.servers_of(self._group))
 
     async def serve(self) -> None:
         """Until all workers have left, and all that other groups have sent is in."""
-        while len(self._left) < self._node.workers:
+        while len(self._left) < self._workers:
             self._hear(await self._node.receive())
         self._step_together()
         self._exchange.close()
@@ -70,9 +81,15 @@ class GroupServer:
     def _hear(self, message: Message) -> None:
         what, *words = message.kind.split()
         sender = message.sender
+        if sender in self._lost:  # it was taken for dead, and comes back: its samples went to others
+            return
         match what:
+            case "lost":
+                self._lose(sender)
             case "join":
                 self._clocks.join(sender)
+                if self._leads:
+                    self._node.answers_for.add(sender)
                 self._sent[sender] = deque()
                 self._asked[sender] = int(words[0]), self._node.now()
                 self._answer(sender)
@@ -82,17 +99,29 @@ class GroupServer:
             case "push":
                 self._take_push(Received(sender, *words), message.tensors)
             case "rest":
-                self._step([Received(sender)], message.tensors[0], 1 / self._node.workers)
+                self._step([Received(sender)], message.tensors[0], 1 / self._workers)
             case "gone":
                 self._forget(sender)
+                self._node.answers_for.discard(sender)
                 self._node.send(sender, "bye")
             case "leaves":
                 self._forget(sender)
                 self._left.add(sender)
-            case "time" | "groups":
+                self._grouper.hear(message)
+            case "time" | "groups" | "pushed":
                 self._grouper.hear(message)
             case _:
                 self._version += self._exchange.hear(message)
+
+    def _lose(self, rank: int) -> None:
+        """A rank is lost: if it is a worker, nobody waits for it; if it is a server, its workers go elsewhere."""
+        self._lost.add(rank)
+        if rank < self._node.workers:
+            self._round = [push for push in self._round if push.worker != rank]  # others get these samples
+            self._forget(rank)
+            self._left.discard(rank)
+        self._grouper.lose(rank, self._exchange.samples_of(rank))
+        self._exchange.lose(rank)
 
     def _forget(self, worker: int) -> None:
         """It is not of this group now: nobody waits for it."""
@@ -126,9 +155,9 @@ class GroupServer:
 
     def _scale(self, push: Received) -> float:
         """Of the learning rate: one worker's part, less if the push comes late or is of a shorter micro-batch."""
-        node = self._node
-        scale = push.samples / (node.workers * node.micro_batch)
-        return delayed_learning_rate(scale, node.workers, push.delay) if self._options.adapt_lr else scale
+        workers = self._workers
+        scale = push.samples / (workers * self._node.micro_batch)
+        return delayed_learning_rate(scale, workers, push.delay) if self._options.adapt_lr else scale
 
     def _go_on(self, slowest: int) -> None:
         """After a push or a farewell: those may start who waited for the slowest, if that has come further."""
@@ -145,7 +174,7 @@ class GroupServer:
             total = pushes[0].mean * (pushes[0].samples / samples)
             for push in pushes[1:]:
                 total.add_(push.mean, alpha=push.samples / samples)
-            self._step(pushes, total, len(pushes) / self._node.workers)
+            self._step(pushes, total, len(pushes) / self._workers)
 
     def _step(self, pushes: list[Received], mean: Tensor, scale: float) -> None:
         node = self._node
@@ -174,7 +203,7 @@ class GroupServer:
             return
         request, since = self._asked.pop(worker)
         node, group = self._node, self._grouper.group_of(worker)
-        if self._leads and group not in (None, self._group):
+        if self._leads and group != self._group:
             node.send(worker, f"move {request} {group}")
             return
         self._sent[worker].append(self._version)

@@ -1,0 +1,213 @@
+"""Who is in which group: the first server of all gathers what iterations take, groups by it, and looks again.
+
+every server            median seconds of a worker's last P iterations  →  the first server
+the first server        when it has heard of every worker: groups of similar speed  →  all servers
+later, with `regroup`   the same again; who is off twice running moves                      see `rules.grouping`
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from paceline.node import Message, Node
+from paceline.rules.grouping import Grouping, equal, given, natural, nearest, regroup
+from paceline.serving.received import Received
+
+if TYPE_CHECKING:
+    from paceline.strategies.parameter_server import ParameterServer
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """How groups are formed, and what their servers tell each other. By default there is one group, and nothing to do.
+
+    Args:
+        grouping: `natural`, `equal`, or groups given as in `0-2+5/3+4`.
+        regroup: whether workers move whose speed has changed.
+        warm_up: iterations of a worker before its speed is known, and between two looks at it.
+        exchange: see `exchange`.
+    """
+
+    grouping: str = "natural"
+    regroup: bool = False
+    warm_up: int = 1
+    exchange: str = "delta"
+
+    @property
+    def given(self) -> bool:
+        """Whether the user has said who is in which group."""
+        return any(sign.isdigit() for sign in self.grouping)
+
+
+class Grouper:
+    """One server's part in it.
+
+    Args:
+        options: the strategy.
+        node: the server.
+        group: its own.
+    """
+
+    def __init__(self, options: ParameterServer, node: Node, group: int) -> None:
+        self._rules, self._node = options.group_rules, node
+        self._tells_speeds = options.compress == "gdtopk"
+        self._placement = placement = options.placement(node.workers, node.servers)
+        self._looks = placement.groups > 1 and placement.place(node.rank)[1] == 0
+        self._lost: set[int] = set()
+        self._last: dict[int, deque[float]] = {}  # seconds of the last iterations, of workers of this group
+        self._times: dict[int, float] = {}  # of all, as the first server has heard
+        self._fresh: set[int] = set()
+        self._grouping: Grouping | None = None
+        self._suspects: tuple[tuple[int, str], ...] = ()
+        self._groups = [placement.first_group(worker) for worker in range(node.workers)]
+        self._losses: dict[int, Loss] = {}
+        if self._looks and self._rules.given:
+            self._grouping = given(self._rules.grouping, range(node.workers))
+            self._groups = [self._grouping.group_of(worker) for worker in range(node.workers)]
+            if self._is_first:
+                node.tell(self._grouping.reason)
+
+    @property
+    def _workers(self) -> list[int]:
+        return [worker for worker in range(self._node.workers) if worker not in self._lost]
+
+    @property
+    def _whole(self) -> list[int]:
+        """Groups that have all their servers."""
+        groups = range(self._placement.groups)
+        return [group for group in groups if self._lost.isdisjoint(self._placement.servers_of(group))]
+
+    @property
+    def _leaders(self) -> list[int]:
+        """The first servers of these groups; the first of them decides."""
+        return [self._placement.servers_of(group)[0] for group in self._whole]
+
+    @property
+    def _is_first(self) -> bool:
+        return self._looks and self._node.rank == self._leaders[0]
+
+    def group_of(self, worker: int) -> int:
+        """Where the worker belongs."""
+        return self._groups[worker]
+
+    def see(self, push: Received) -> None:
+        """A push that tells what an iteration took."""
+        if not self._looks or not push.seconds:
+            return
+        wanted = self._rules.warm_up
+        last = self._last.setdefault(push.worker, deque(maxlen=wanted))
+        last.append(push.seconds)
+        if len(last) == wanted:
+            self._node.send(self._leaders[0], f"time {push.worker} {median(last)!r}")
+            last.clear()
+
+    def hear(self, message: Message) -> None:
+        """A worker's time, or what it has pushed where, to the first server; or the first one's decision, to all."""
+        what, *words = message.kind.split()
+        if what == "groups":
+            self._groups = [int(group) for group in words[0].split(",")]
+        elif what == "time":
+            self._times[int(words[0])] = float(words[1])
+            self._fresh.add(int(words[0]))
+            self._look()
+        else:
+            pushed = [int(samples) for samples in words[0].split(",")]
+            for group, loss in list(self._losses.items()):
+                loss.pushed[message.sender] = pushed[group]
+                self._tell_loss(group)
+
+    # ---- groups
+
+    def _look(self) -> None:
+        """When every worker has been heard of since the last look."""
+        rules, before = self._rules, self._grouping
+        if not self._fresh.issuperset(self._workers):
+            return
+        self._fresh.clear()
+        if before is None:
+            whole = self._whole
+            make = equal if rules.grouping == "equal" else natural
+            made = make(self._times, min(len(whole), len(self._workers)))
+            placed = dict(zip(whole, made.groups, strict=False))
+            groups = tuple(placed.get(group, ()) for group in range(self._placement.groups))
+            self._grouping = Grouping(groups, made.reason)
+        elif rules.regroup and not rules.given:
+            look = regroup(before, self._times, self._suspects)
+            self._grouping, self._suspects = look.grouping, look.suspects
+        assert self._grouping is not None
+        if self._grouping is not before:
+            self._announce(self._grouping)
+        if self._tells_speeds:
+            self._tell_speeds(self._grouping)
+
+    def _announce(self, grouping: Grouping) -> None:
+        self._node.tell(grouping.reason)
+        for worker in self._workers:
+            self._groups[worker] = grouping.group_of(worker)
+        for leader in self._leaders:
+            self._node.send(leader, f"groups {','.join(map(str, self._groups))}")
+
+    def _tell_speeds(self, grouping: Grouping) -> None:
+        """The mean seconds of an iteration of each group, to all workers; who has no worker is as slow as nobody."""
+        times = self._times
+        means = [sum(times[worker] for worker in group) / len(group) if group else 0.0 for group in grouping.groups]
+        for worker in self._workers:
+            self._node.send(worker, f"speeds {','.join(map(repr, means))}")
+
+    # ---- losses
+
+    def lose(self, rank: int, exchanged: int) -> None:
+        """A rank is lost; `exchanged`: samples that have come from there, if it is a server."""
+        before = self._whole
+        self._lost.add(rank)
+        self._times.pop(rank, None)
+        if self._grouping is not None:
+            left = tuple(tuple(w for w in group if w != rank) for group in self._grouping.groups)
+            self._grouping = Grouping(left, self._grouping.reason)
+        broken = set(before) - set(self._whole)
+        if not self._is_first:
+            return
+        for group in broken:
+            self._losses[group] = Loss(rank, exchanged)
+            self._adopt_workers_of(group)
+        self._look()
+
+    def _adopt_workers_of(self, broken: int) -> None:
+        """They join the group whose speed is nearest to theirs; while none is known, one group after the other."""
+        whole, moved = self._whole, []
+        times_of = [[t for w, t in self._times.items() if self._groups[w] == group] for group in whole]
+        for number, worker in enumerate(w for w in self._workers if self._groups[w] == broken):
+            known = worker in self._times and any(times_of)
+            place = nearest(times_of, self._times[worker]) if known else number % len(whole)
+            moved.append((worker, whole[place]))
+            self._node.send(worker, f"adopted {whole[place]}")
+        for worker, group in moved:
+            self._groups[worker] = group
+        if self._grouping is not None:
+            groups = range(self._placement.groups)
+            members_of = tuple(tuple(w for w in self._workers if self._groups[w] == group) for group in groups)
+            self._grouping = Grouping(members_of, self._grouping.reason)
+        for leader in self._leaders:
+            self._node.send(leader, f"groups {','.join(map(str, self._groups))}")
+
+    def _tell_loss(self, group: int) -> None:
+        """What was pushed to the group and has not reached the others went with its server."""
+        loss = self._losses[group]
+        if self._is_first and loss.pushed.keys() >= set(self._workers):
+            del self._losses[group]
+            samples = max(0, sum(loss.pushed.values()) - loss.exchanged)
+            self._node.warn(
+                f"With server {loss.server} the steps with {samples} samples are lost that the other groups had not "
+                "heard of; its workers have joined other groups."
+            )
+
+
+class Loss:
+    """A server that is lost: samples that had come from it, and what each worker had pushed to its group."""
+
+    def __init__(self, server: int, exchanged: int) -> None:
+        self.server, self.exchanged = server, exchanged
+        self.pushed: dict[int, int] = {}
