@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from paceline import workloads
 from paceline.errors import PacelineError
 from paceline.workloads import cifar_10, fashion_mnist
-from paceline.workloads.models import LeNet5, ResNet18
+from paceline.workloads.models import VGG19, LeNet5, ResNet18
 from paceline.workloads.synthetic import synthetic
 from paceline.workloads.workload import Samples, Workload
 
@@ -118,7 +118,7 @@ def test_fetching_many_samples_is_fetching_each() -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(PacelineError, match="Did you mean 'digits'"):
         workloads.load("digit")
-    with pytest.raises(PacelineError, match="Possible: cifar-10, digits, fashion-mnist, synthetic"):
+    with pytest.raises(PacelineError, match="Possible: cifar-10, digits, fashion-mnist, multi30k, synthetic"):
         workloads.load("zzz")
     with pytest.raises(PacelineError, match=r"no model for the workload fashion-mnist called 'lenet'.*lenet-5"):
         workloads.load("fashion-mnist", model="lenet")
@@ -150,12 +150,30 @@ def test_resnet_takes_small_images(shape: tuple[int, int, int], stem_stride: int
     assert model.blocks(model.stem(torch.randn(2, *shape))).shape[1:] == (16, *[(shape[1] // stem_stride + 7) // 8] * 2)
 
 
-def test_resnets_samples_do_not_depend_on_their_company_and_ranks_hold_nothing_but_parameters() -> None:
-    model, images = ResNet18(width=4, stem_stride=2), torch.randn(6, 1, 28, 28)
+@pytest.mark.parametrize("model", [ResNet18(width=4, stem_stride=2), VGG19(width=4)], ids=["resnet-18", "vgg-19"])
+def test_samples_do_not_depend_on_their_company_and_ranks_hold_nothing_but_parameters(model: nn.Module) -> None:
+    images = torch.randn(6, 1, 28, 28)
     together = model(images)
     alone = torch.cat([model(part) for part in images.split((1, 2, 3))])
     assert torch.allclose(together, alone, atol=1e-5)
     assert not list(model.buffers())
+
+
+# ---- the deep network without ways around
+
+
+def test_vgg_has_the_papers_sixteen_convolutions() -> None:
+    layers = [module for module in VGG19(width=2, classes=7).features if isinstance(module, nn.Conv2d | nn.MaxPool2d)]
+    stages = " ".join("pool" if isinstance(layer, nn.MaxPool2d) else str(layer.out_channels) for layer in layers)
+    assert stages == "2 2 pool 4 4 pool 8 8 8 8 pool 16 16 16 16 pool 16 16 16 16 pool"
+    assert all(layer.kernel_size == (3, 3) for layer in layers if isinstance(layer, nn.Conv2d))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 17, 17)])
+def test_vgg_takes_small_images_down_to_one_pixel(shape: tuple[int, int, int]) -> None:
+    model = VGG19(width=2, classes=7, channels=shape[0])
+    assert model.features(torch.randn(2, *shape)).shape == (2, 16, 1, 1)
+    assert model(torch.randn(2, *shape)).shape == (2, 7)
 
 
 def test_the_names_are_known_without_torch() -> None:

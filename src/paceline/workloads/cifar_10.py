@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.workloads.models import LeNet5, ResNet18
+from paceline.workloads.models import VGG19, LeNet5, ResNet18
 from paceline.workloads.workload import Classification, Samples, Workload, choose_model, data_folders
 
 FILE = "cifar10_10k_2k.npz"
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet-5": partial(LeNet5, channels=CHANNELS, size=SIZE),
     # As for Fashion-MNIST: an eighth of the paper's width, and images halved at once.
     "resnet-18": partial(ResNet18, width=8, channels=CHANNELS, stem_stride=2),
+    "vgg-19": partial(VGG19, width=8, channels=CHANNELS),
 }
 FIELDS = (
     f"x_train and x_test, unsigned bytes of (images, {CHANNELS}, {SIZE}, {SIZE}), and y_train and y_test, "
