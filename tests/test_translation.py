@@ -70,7 +70,9 @@ def test_the_corpus_as_numbers(folder: Path) -> None:
     assert len(workload.vocabulary) == 12 and workload.vocabulary.numbers(["bird"]) == [UNK]
     assert (workload.train.x[:, 0] != BOS).all() and workload.train.x[0].tolist()[3:6] == [4, EOS, PAD]
     assert workload.mean_length == (4 * 5 + 2 * 8 + 9) / 7 and workload.left_out == 0
-    assert workload.references == ("a cat and a cat .", "a dog runs .", "oh !"), "whole, with words that are unknown"
+    assert workload.references == ("oh !", "a dog runs .", "a cat and a cat ."), "by length; unknown words as they are"
+    for source, target, words in zip(workload.exam.x, workload.exam.y, workload.references, strict=True):
+        assert int((source != PAD).sum()) == int((target != PAD).sum()) - 1 == len(words.split()) + 1
 
 
 def test_long_sentences_are_left_out_of_training_and_counted_but_judged(folder: Path) -> None:
@@ -319,7 +321,7 @@ def test_signs_that_python_takes_for_the_end_of_a_line_are_none(folder: Path) ->
     (folder / "val.en.gz").write_bytes(gzip.compress("A\x85dog\u2028runs.\r\nA cat.".encode()))
     workload = load(folder)
     assert len(workload.test) == 2
-    assert workload.vocabulary.words(workload.test.y[0].tolist()) == ["a", "dog", "runs", "."]
+    assert workload.vocabulary.words(workload.test.y[1].tolist()) == ["a", "dog", "runs", "."]
 
 
 # ---- in a race

@@ -126,9 +126,10 @@ class VGG19(nn.Module):
     - the classifier: one linear layer, as is usual for images of about 32×32, instead of three with 4,096 channels
       between them, which would hold most of the parameters; the convolutions make 16 layers, it the 17th;
     - the width: the paper's is 64;
-    - the normalisation: the paper has none, and starts the deep network from a shallower one that is trained already.
-      From scratch it does not begin to learn. GroupNorm makes it begin, and not BatchNorm for the reasons given at
-      `ResNet18`.
+    - the normalisation: GroupNorm; the paper has none, and starts the deep network from a shallower one that is trained
+      already. With the first weights of He et al. it begins to learn without, but more slowly: on Fashion-MNIST, at
+      width 8 and rate 0.01 with batches of 32, an accuracy of 0.67 after 12,000 samples instead of 0.75 after 10,000
+      (one seed). Not BatchNorm, for the reasons given at `ResNet18`.
 
     Args:
         width: channels of the first stage; even.
