@@ -71,8 +71,8 @@ class Seq2Seq(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits of each word of the translations when the words before it are given (teacher forcing).
 
-        They are (words, vocabulary), sentence after sentence: padding is half of a batch, and is left out before the
-        widest layer.
+        They are (words, vocabulary), sentence after sentence: of 32 random rows of Multi30k 42 % is
+        padding, which is left out before the widest layer.
 
         Args:
             source: sentences with their ends, padded, (batch, source).
