@@ -42,11 +42,11 @@ def race(
         "all-reduce,balanced,abs-sgd"
     ),
     speeds: SpeedsOption = None,
-    workload: Annotated[str, typer.Option(help="cifar-10, digits, fashion-mnist or synthetic.")] = "digits",
+    workload: Annotated[str, typer.Option(help="cifar-10, digits, fashion-mnist, multi30k or synthetic.")] = "digits",
     model: Annotated[
         str | None,
         typer.Option(
-            help="mlp; for fashion-mnist lenet-5 (its default), mlp or resnet-18; for cifar-10 lenet-5 or resnet-18."
+            help="lenet-5 (default for images), resnet-18, vgg-19; mlp (also for fashion-mnist); seq2seq for multi30k."
         ),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from paceline.workloads.workload import Workload
 
 MODELS = {
-    "cifar-10": ("lenet-5", "resnet-18"),
+    "cifar-10": ("lenet-5", "resnet-18", "vgg-19"),
     "digits": ("mlp",),
-    "fashion-mnist": ("lenet-5", "mlp", "resnet-18"),
+    "fashion-mnist": ("lenet-5", "mlp", "resnet-18", "vgg-19"),
+    "multi30k": ("seq2seq",),
     "synthetic": ("mlp",),
 }
 """What each workload can train; its usual model first."""

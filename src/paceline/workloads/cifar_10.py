@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.workloads.models import LeNet5, ResNet18
-from paceline.workloads.workload import Samples, Workload, choose_model, data_folders
+from paceline.workloads.models import VGG19, LeNet5, ResNet18
+from paceline.workloads.workload import Classification, Samples, Workload, choose_model, data_folders
 
 FILE = "cifar10_10k_2k.npz"
 CHANNELS, SIZE, CLASSES = 3, 32, 10
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet-5": partial(LeNet5, channels=CHANNELS, size=SIZE),
     # As for Fashion-MNIST: an eighth of the paper's width, and images halved at once.
     "resnet-18": partial(ResNet18, width=8, channels=CHANNELS, stem_stride=2),
+    "vgg-19": partial(VGG19, width=8, channels=CHANNELS),
 }
 FIELDS = (
     f"x_train and x_test, unsigned bytes of (images, {CHANNELS}, {SIZE}, {SIZE}), and y_train and y_test, "
@@ -41,11 +42,10 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
     path = _path(data)
     arrays = _read(path)
     train, test = _samples(path, arrays, "train"), _samples(path, arrays, "test")
-    return Workload(
+    return Classification(
         name="cifar-10",
         train=train,
-        test_x=test.x,
-        test_y=test.y,
+        test=test,
         model=build,
         micro_batch=32,
         target=0.45,

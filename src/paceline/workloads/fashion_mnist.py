@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.workloads.models import MLP, LeNet5, ResNet18
-from paceline.workloads.workload import Samples, Workload, choose_model, data_folders
+from paceline.workloads.models import MLP, VGG19, LeNet5, ResNet18
+from paceline.workloads.workload import Classification, Samples, Workload, choose_model, data_folders
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the files."""
@@ -27,6 +27,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": partial(MLP, (784, 256, 10)),
     # An eighth of the paper's width and images halved at once: one core still trains about 1,000 samples a second.
     "resnet-18": partial(ResNet18, width=8, stem_stride=2),
+    "vgg-19": partial(VGG19, width=8),
 }
 
 
@@ -39,11 +40,10 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
     build = choose_model("fashion-mnist", model, MODELS)
     folder = _folder(data)
     train, test = _samples(folder, "train"), _samples(folder, "t10k")
-    return Workload(
+    return Classification(
         name="fashion-mnist",
         train=train,
-        test_x=test.x,
-        test_y=test.y,
+        test=test,
         model=build,
         micro_batch=32,
         target=0.75,

@@ -94,9 +94,7 @@ class ResNet18(nn.Module):
         self.stem = nn.Sequential(*_convolution(channels, width, 3, stem_stride), nn.ReLU())
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(before, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # the paper's
+        _initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.blocks(self.stem(images))
@@ -119,6 +117,58 @@ class BasicBlock(nn.Module):
         return relu(self.residual(x) + self.skip(x))
 
 
+class VGG19(nn.Module):
+    """VGG-19 for small images (Simonyan & Zisserman 2015): 2, 2, 4, 4 and 4 convolutions of 3×3 with max-pooling behind
+    each stage, of w, 2w, 4w, 8w and 8w channels. Images of 17 to 32 pixels a side end as one pixel.
+
+    The convolutions are the paper's. Reduced or changed are:
+
+    - the classifier: one linear layer, as is usual for images of about 32×32, instead of three with 4,096 channels
+      between them, which would hold most of the parameters; the convolutions make 16 layers, it the 17th;
+    - the width: the paper's is 64;
+    - the normalisation: GroupNorm; the paper has none, and starts the deep network from a shallower one that is trained
+      already. With the first weights of He et al. it begins to learn without, too. At width 8 and rate 0.01, batches of
+      32, one seed: on Fashion-MNIST an accuracy of 0.67 after 12,000 samples instead of 0.75 after 10,000; on CIFAR-10
+      0.22 after 10,000, and with GroupNorm 0.22 after 7,500 and 0.26 after 15,000, which shows no difference. Not
+      BatchNorm, for the reasons given at `ResNet18`.
+
+    Args:
+        width: channels of the first stage; even.
+        classes: of the logits.
+        channels: of the images.
+
+    >>> sum(p.numel() for p in VGG19(width=64, channels=3).parameters())  # for CIFAR-10
+    20035018
+    >>> sum(p.numel() for p in VGG19(width=8).parameters())
+    314866
+    """
+
+    def __init__(self, width: int = 64, classes: int = 10, channels: int = 1) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = channels
+        for count, after in ((2, width), (2, 2 * width), (4, 4 * width), (4, 8 * width), (4, 8 * width)):
+            for _ in range(count):
+                layers += [*_convolution(before, after, 3), nn.ReLU()]
+                before = after
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))  # 28×28 would vanish if odd sizes were rounded down
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(before, classes)
+        _initialise(self)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # on a CPU a fifth faster
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
+        return logits
+
+
 def _convolution(before: int, after: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
     """A convolution that keeps the image's size at stride 1, and its normalisation, which makes a bias needless."""
     return nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False), nn.GroupNorm(GROUPS, after)
+
+
+def _initialise(model: nn.Module) -> None:
+    """He et al.'s first weights: behind a ReLU the gradients neither grow nor fade from layer to layer."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
