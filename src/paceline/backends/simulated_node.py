@@ -164,10 +164,11 @@ class SimulatedNode(Node):
     """
 
     __slots__ = (
-        "_run", "answer", "answers_for", "at_most", "close", "collectives", "computing", "discarded", "due", "empties",
-        "ended", "finished", "handed_in", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm", "out_of_data",
-        "own_rounds", "post", "rank", "receivers", "resume", "rounds", "samples_applied", "sent", "servers", "signals",
-        "since", "speed", "state", "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
+        "_run", "answer", "answers_for", "at_most", "close", "collectives", "computing", "discarded", "due",
+        "empties", "ended", "finished", "handed_in", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm",
+        "out_of_data", "own_rounds", "post", "rank", "receivers", "resume", "rounds", "samples_applied", "sent",
+        "servers", "signals", "since", "speed", "state", "ticket", "times", "unsent", "until", "waits_for", "watch",
+        "world_size",
     )  # fmt: skip
 
     finished: bool
