@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.jitter import Drift, SlowDowns, SlowRounds
+from paceline.simulator.jitter import Drift, LogNormal, SlowDowns, SlowRounds
 from paceline.simulator.network import Network
 
 WORKERS = 4
@@ -45,6 +45,19 @@ def cluster_of(name: str, comm: float, seed: int, traces: Path, part: float = 1.
         case _:
             job = Cluster.from_trace(str(traces / f"pai_job_{seed % 3 + 1}.csv"), **settings)  # type: ignore[arg-type]
             return replace(job, devices=job.devices[:WORKERS])
+
+
+CLASSES = (1.0, 1 / 1.5, 1 / 2, 1 / 3)
+CLASS_SIZE = 4
+
+
+def four_classes(comm: float, seed: int) -> Cluster:
+    """Sixteen workers in four classes of times 1 : 1.5 : 2 : 3, in no order; a push and a pull together take `comm`
+    micro-batches."""
+    speeds = [CLASSES[(5 * place) % len(CLASSES)] for place in range(CLASS_SIZE * len(CLASSES))]
+    return Cluster.from_speeds(
+        speeds, micro_batch_seconds=1.0, jitter=LogNormal(0.05), network=Network(latency=comm / 3), seed=seed
+    )
 
 
 def stragglers(name: str, comm: float, seed: int) -> Cluster:

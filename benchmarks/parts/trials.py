@@ -25,6 +25,8 @@ from paceline.backends.replica import Replica, in_shape
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, simulate
 from paceline.errors import PacelineError
+from paceline.race.simulated import mean_model
+from paceline.race.spec import with_servers
 from paceline.simulator.cluster import Cluster
 from paceline.strategies import create
 from paceline.strategies.strategy import Strategy
@@ -76,6 +78,7 @@ class Judge:
         most: samples after which it ends in any case.
         first: samples before the first evaluation; 0 for as many as between two.
         lost: after so many samples, below such a score: it has diverged, or never began.
+        epoch: samples of the data that are learned from; 0 for all of them.
     """
 
     measure: str
@@ -85,6 +88,7 @@ class Judge:
     most: int
     first: int = 0
     lost: tuple[float, float] = (inf, 0.0)
+    epoch: int = 0
 
     @torch.no_grad()
     def score(self, workload: Workload, model: nn.Module) -> float:
@@ -126,12 +130,14 @@ class Rounds:
 class Course:
     """A training under the eyes of its judge."""
 
-    def __init__(self, trial: Trial, workers: int, judge: Judge, workload: Workload, most: int | None) -> None:
+    def __init__(self, trial: Trial, cluster: Cluster, judge: Judge, workload: Workload, most: int | None) -> None:
         self.strategy = strategy_of(trial.strategy)
-        self.learners = [_learner(workload, trial, rank) for rank in range(workers)]
+        self.cluster = with_servers(cluster, self.strategy, None)
+        samples = judge.epoch or len(workload.train)
+        self.learners = [_learner(workload, trial, rank, samples) for rank in range(self.cluster.ranks)]
         self._workload, self._judge, self._most = workload, judge, most
         self._model = workload.build_model(trial.seed)
-        self._rounds = Rounds(self.strategy, workers)
+        self._rounds = Rounds(self.strategy, cluster.workers)
         self._following = judge.first or judge.every
         self._scores: list[float] = []
         self._curve: list[tuple[float, float, float, float]] = []  # smoothed score, time, samples, rounds
@@ -171,7 +177,8 @@ class Course:
         """Of the model of the run."""
         if not self.strategy.steps_alone:
             return self.learners[0].parameters
-        return torch.stack([learner.parameters for learner in self.learners]).mean(0)
+        models = [learner.parameters for learner in self.learners]
+        return mean_model(self.strategy, self.cluster, models, self.learners[0].sizes)
 
     def outcome(self) -> Outcome:
         seconds, samples, rounds = self._reached or (None, None, self._rounds.count)
@@ -188,13 +195,13 @@ def load(data: str, model: str, folder: Path | None) -> Workload:
 def train(trial: Trial, cluster: Cluster, judge: Judge, folder: Path | None, most: int | None) -> Outcome:
     """Train until the judge ends it, or for so many samples at most. `folder`: of data that need one."""
     workload = load(trial.data, trial.model, folder)
-    course = Course(trial, cluster.workers, judge, workload, most)
+    course = Course(trial, cluster, judge, workload, most)
     try:
         simulate(
             course.strategy,
-            cluster,
+            course.cluster,
             micro_batch=micro_batch_of(trial.strategy),
-            data=Data(len(workload.train)),
+            data=Data(judge.epoch or len(workload.train)),
             seconds=1e9,
             learners=course.learners,
             on_applied=course.look,
@@ -214,14 +221,37 @@ def crossing(last: Sequence[tuple[float, float, float, float]], target: float) -
     return t, samples, rounds
 
 
-def _learner(workload: Workload, trial: Trial, rank: int) -> ReplicaLearner:
+def sent_bytes(trial: Trial, cluster: Cluster, folder: Path | None, epoch: int, epochs: tuple[int, int]) -> float:
+    """Bytes that workers push from one epoch to another, over those of dense gradients.
+
+    Args:
+        trial: what is trained.
+        cluster: where.
+        folder: of data that need one.
+        epoch: samples of one.
+        epochs: after how many it begins, and after how many it ends.
+    """
+    workload, strategy = load(trial.data, trial.model, folder), strategy_of(trial.strategy)
+    served, micro_batch = with_servers(cluster, strategy, None), micro_batch_of(trial.strategy)
+    sent, pushes, nbytes = [], [], 0
+    for number in epochs:
+        learners = [_learner(workload, trial, rank, epoch) for rank in range(served.ranks)]
+        data = Data(epoch, number)
+        run = simulate(strategy, served, micro_batch=micro_batch, data=data, learners=learners)
+        sent.append(sum(totals.nbytes for totals in run.workers))
+        pushes.append(sum(totals.micro_batches for totals in run.workers))
+        nbytes = learners[0].parameters.nbytes
+    return (sent[1] - sent[0]) / ((pushes[1] - pushes[0]) * nbytes)
+
+
+def _learner(workload: Workload, trial: Trial, rank: int, samples: int) -> ReplicaLearner:
     model = workload.build_model(trial.seed)
 
     def backward(model: nn.Module, indices: NDArray[Any]) -> None:
         workload.loss(model, workload.train[torch.from_numpy(indices)]).backward()
 
     replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr))
-    return ReplicaLearner(replica, backward, samples=len(workload.train), rank=rank, seed=trial.seed)
+    return ReplicaLearner(replica, backward, samples=samples, rank=rank, seed=trial.seed)
 
 
 @lru_cache(maxsize=256)
@@ -238,7 +268,8 @@ def time_of_round(strategy: str, cluster: Cluster, rounds: float) -> float:
                 raise Ended
 
     with contextlib.suppress(Ended):
-        simulate(course, cluster, micro_batch=micro_batch_of(strategy), seconds=1e9, on_applied=look)
+        served = with_servers(cluster, course, None)
+        simulate(course, served, micro_batch=micro_batch_of(strategy), seconds=1e9, on_applied=look)
     whole = int(rounds)
     return times[whole] + (rounds - whole) * (times[whole + 1] - times[whole])
 
