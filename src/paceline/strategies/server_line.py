@@ -50,10 +50,12 @@ class ServerLine:
         return self._placement.servers_of(self._group)
 
     async def join(self) -> None:
-        """Enter the group, and get its parameters."""
+        """Enter the group, or the one that it says is the right one, and get its parameters."""
         self._send_all("join")
         await self._answers()
         self._began, self._held, self._seconds = self._node.now(), 0.0, 0.0
+        if self._move_to is not None:
+            await self._move(self._move_to)
 
     def ask_ahead(self) -> None:
         """Ask for the next parameters, if it is worth it."""
@@ -103,21 +105,25 @@ class ServerLine:
             for server, (first, last) in zip(self._servers, self._parts, strict=True):
                 self._node.send(server, "rest", rest[first:last])
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """Tell all servers that no push will follow before the next meeting."""
-        self.push_rest()
-        self._missing.clear()
+        await self._part()
         for server in self._placement.ranks:
             self._node.send(server, "leaves")
 
     async def _move(self, group: int) -> None:
+        await self._part()
+        self._group = group
+        await self.join()
+
+    async def _part(self) -> None:
+        """Leave the group: its servers have all that was pushed to them, and have said what they refuse of it."""
         self.push_rest()
+        self._request += 1  # what was asked for ahead is of no use any more
         self._move_to, self._missing = None, set(self._servers)
         for server in self._servers:
             self._node.send(server, "gone")
-        await self._answers()  # the old servers have all that was pushed to them
-        self._group = group
-        await self.join()
+        await self._answers()
 
     async def _answers(self) -> None:
         while self._missing:
