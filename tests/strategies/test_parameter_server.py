@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import LateJoin
 from paceline.simulator.jitter import Constant, LogNormal
 from paceline.simulator.network import Network
 from paceline.strategies import create
@@ -330,3 +331,16 @@ def test_a_global_servers_parameters_become_the_groups(play: Play, monkeypatch: 
     assert Counter(sent.to for sent in overwrites) == Counter(sent.sender for sent in windows)
     close(held[-1], played.start - RATE * mean_step(played, 8, 4))
     close(played.path[-1], held[-1])
+
+
+@pytest.mark.parametrize("text", ["bsp", "ssp:staleness=2", "gssp:grouping=0-3:staleness=0"])
+def test_who_comes_late_is_waited_for_from_the_first_iteration_on(play: Play, text: str) -> None:
+    """Else the first rounds of BSP would be of those who happen to be there."""
+    strategy: Any = create(text)
+    cluster = replace(served(), faults=(LateJoin(rank=2, at=7.5),))
+    options = {"optimizer": OPTIMIZERS["sgd"], "samples": 192}
+    played = play(strategy, cluster, **options)
+    check_staleness(played, 4, strategy.bound.low, strategy.bound.high, lock_step=strategy.bound.high == 0)
+    assert_books(played, 2 * 192)
+    if strategy.bound.high == 0:
+        close(played.path[-1], play(create("all-reduce"), served(servers=0), **options).path[-1])

@@ -50,6 +50,9 @@ class GroupServer:
         self._exchange = exchange(options, node, self._first, self._parameters)
         self._grouper = Grouper(options, node, self._group)
         self._left: set[int] = set()
+        # Who is to come belongs to the group from the beginning: else the first to come would go ahead without it.
+        self._expected = {each for each in range(node.workers) if placement.first_group(each) == self._group}
+        self._expect()
 
     async def serve(self) -> None:
         """Until all workers have left, and all that other groups have sent is in."""
@@ -64,6 +67,12 @@ class GroupServer:
         """All hold the mean of the groups' models; the next period begins."""
         self._left.clear()
         self._exchange.met()
+        self._expect()
+
+    def _expect(self) -> None:
+        for worker in sorted(self._expected):
+            self._clocks.join(worker)
+        self._expected.clear()
 
     # ---- what comes
 
@@ -72,7 +81,8 @@ class GroupServer:
         sender = message.sender
         match what:
             case "join":
-                self._clocks.join(sender)
+                if sender not in self._clocks.workers:
+                    self._clocks.join(sender)
                 self._sent[sender] = deque()
                 self._asked[sender] = int(words[0]), self._node.now()
                 self._answer(sender)
@@ -87,6 +97,9 @@ class GroupServer:
                 self._forget(sender)
                 self._node.send(sender, "bye")
             case "leaves":
+                if sender in self._sent:
+                    self._expected.add(sender)  # after the meeting it comes back to the group that it has left
+                    self._node.send(sender, "bye")
                 self._forget(sender)
                 self._left.add(sender)
             case "time" | "groups":
@@ -99,7 +112,7 @@ class GroupServer:
         if worker in self._clocks.workers:
             slowest = self._clocks.slowest
             self._clocks.leave(worker)
-            del self._sent[worker]
+            self._sent.pop(worker, None)
             self._asked.pop(worker, None)
             self._go_on(slowest)
 

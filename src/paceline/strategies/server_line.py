@@ -106,24 +106,22 @@ class ServerLine:
                 self._node.send(server, "rest", rest[first:last])
 
     async def leave(self) -> None:
-        """Tell all servers that no push will follow before the next meeting."""
-        await self._part()
-        for server in self._placement.ranks:
-            self._node.send(server, "leaves")
-
-    async def _move(self, group: int) -> None:
-        await self._part()
-        self._group = group
-        await self.join()
-
-    async def _part(self) -> None:
-        """Leave the group: its servers have all that was pushed to them, and have said what they refuse of it."""
+        """Tell all servers that no push will follow before the next meeting, and hear what the own ones refuse."""
         self.push_rest()
         self._request += 1  # what was asked for ahead is of no use any more
+        self._missing = set(self._servers)
+        for server in self._placement.ranks:
+            self._node.send(server, "leaves")
+        await self._answers()
+
+    async def _move(self, group: int) -> None:
+        self.push_rest()
         self._move_to, self._missing = None, set(self._servers)
         for server in self._servers:
             self._node.send(server, "gone")
-        await self._answers()
+        await self._answers()  # the old servers have all that was pushed to them
+        self._group = group
+        await self.join()
 
     async def _answers(self) -> None:
         while self._missing:
