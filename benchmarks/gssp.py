@@ -140,7 +140,8 @@ def row(method: str, result: Result, ours: Result) -> str:
     sooner = "–"
     if ours.by_seed:
         sooner = spread([a / b for a, b in zip(result.by_seed, ours.by_seed, strict=True)], ".2f", "×")
-    return f"| {name} | {result.lr:g} | {spread(result.by_seed, '.0f')} | {result.samples:.0f} | {sooner} | {faster:.2f}× |"
+    times = spread(result.by_seed, ".0f")
+    return f"| {name} | {result.lr:g} | {times} | {result.samples:.0f} | {sooner} | {faster:.2f}× |"
 
 
 def in_the_long_run(method: str) -> float:

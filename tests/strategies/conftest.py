@@ -8,9 +8,10 @@ agrees to the last digits, and a wrong one does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +22,10 @@ from torch import Tensor, nn
 from paceline.backends.replica import Replica
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, Simulation, simulate
+from paceline.backends.simulated_node import SimulatedNode
+from paceline.control.ledger import Ledger
 from paceline.record import Event, MemoryRecorder
+from paceline.rules.learning_rate import StepScale
 from paceline.simulator.cluster import Cluster
 from paceline.strategies import Strategy
 
@@ -50,6 +54,25 @@ class MicroBatch(NamedTuple):
     point: Tensor
 
 
+class Sent(NamedTuple):
+    """A message, and when it left."""
+
+    t: float
+    sender: int
+    to: int
+    what: str
+    words: list[str]
+    tensors: list[Tensor]
+
+
+class Stepped(NamedTuple):
+    """A step that a server has made with what came in a message: of the learning rate it took `scale`."""
+
+    mean: Tensor
+    scale: float
+    first: int
+
+
 @dataclass
 class Played:
     """A run, and all that a test asks about it."""
@@ -58,10 +81,14 @@ class Played:
     start: Tensor
     learners: list[ReplicaLearner] = field(default_factory=list)
     micro_batches: list[list[MicroBatch]] = field(default_factory=list)  # of each rank
+    epochs: list[list[int]] = field(default_factory=list)  # of each rank's micro-batches
     committed: list[list[Tensor]] = field(default_factory=list)  # of each rank, after each round
     noise: list[float | None] = field(default_factory=list)  # rank 0's noise scale after each round
     events: list[Event] = field(default_factory=list)
     run: Simulation | None = None
+    sent: list[Sent] = field(default_factory=list)  # of a run with servers
+    stepped: dict[int, list[Stepped]] = field(default_factory=dict)  # of each server
+    ledger: Ledger | None = None
 
     @property
     def path(self) -> list[Tensor]:
@@ -133,23 +160,42 @@ class Played:
 
 
 class Flat(nn.Module):
-    """Nothing but parameters."""
+    """Nothing but parameters: one vector, or cut into several."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, pieces: int = 1) -> None:
         super().__init__()
-        self.w = nn.Parameter(start.clone())
+        self.w = nn.ParameterList(nn.Parameter(piece.clone()) for piece in start.chunk(pieces))
 
 
-def learner(played: Played, rank: int, start: Tensor, samples: int, optimizer: MakeOptimizer) -> ReplicaLearner:
-    model, record = Flat(start), list[MicroBatch]()
+class WatchedLearner(ReplicaLearner):
+    """Notes the steps that it makes with what came in messages."""
+
+    stepped: list[Stepped]
+
+    def step(self, mean: Tensor, scale: StepScale, first: int) -> float:
+        self.stepped.append(Stepped(mean.clone(), scale.learning_rate, first))
+        return super().step(mean, scale, first)
+
+
+def learner(
+    played: Played, rank: int, start: Tensor, samples: int, optimizer: MakeOptimizer, pieces: int
+) -> ReplicaLearner:
+    model, record = Flat(start, pieces), list[MicroBatch]()
     played.micro_batches.append(record)
+    played.epochs.append([])
 
     def backward(model: nn.Module, indices: NDArray[np.int64]) -> None:
-        parameter = next(model.parameters())
-        record.append(MicroBatch(indices, parameter.detach().clone()))
-        parameter.grad = played.gradient(parameter.detach(), indices)
+        parameters = list(model.parameters())
+        point = torch.cat([parameter.detach() for parameter in parameters])
+        record.append(MicroBatch(indices, point))
+        played.epochs[rank].append(made.epoch)
+        gradient = played.gradient(point, indices)
+        for parameter, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part
 
-    return ReplicaLearner(Replica(model, optimizer(list(model.parameters()))), backward, samples=samples, rank=rank)
+    made = WatchedLearner(Replica(model, optimizer(list(model.parameters()))), backward, samples=samples, rank=rank)
+    played.stepped[rank] = made.stepped = []
+    return made
 
 
 def train(
@@ -162,36 +208,52 @@ def train(
     samples: int = SAMPLES,
     epochs: int = 2,
     micro_batch: int = 8,
+    pieces: int = 1,
 ) -> Played:
     """Train until the data ends. With `speeds` a micro-batch of a device of speed 1 takes 1 s, and the network none.
-    `start` may be one for each rank: a strategy that keeps a model on each has to draw them together."""
+    `start` may be one for each rank: a strategy that keeps a model on each has to draw them together. `pieces`: how
+    many parameters the model is."""
     cluster = speeds if isinstance(speeds, Cluster) else Cluster.from_speeds(speeds, micro_batch_seconds=1.0)
     given = torch.tensor(start, dtype=torch.float64)
-    starts = given.expand(cluster.workers, -1)
+    starts = given.expand(cluster.ranks, -1)
     played = Played(gradient, given if given.dim() == 1 else given.mean(0))
-    played.learners = [learner(played, rank, own, samples, optimizer) for rank, own in enumerate(starts)]
+    played.learners = [learner(played, rank, own, samples, optimizer, pieces) for rank, own in enumerate(starts)]
     played.committed = [[] for _ in played.learners]
     recorder = MemoryRecorder()
 
     def keep(rank: int, t: float, samples: int) -> None:
         replica = played.learners[rank].replica
-        [committed] = replica.committed.values()
+        committed = torch.cat(list(replica.committed.values()))
         assert torch.equal(committed, replica.parameters), "a round is reported where it ended, not ahead of it"
         played.committed[rank].append(committed.clone())
         if rank == 0:
             played.noise.append(replica.noise.value)
 
-    played.run = simulate(
-        strategy,
-        cluster,
-        micro_batch=micro_batch,
-        data=Data(samples, epochs),
-        learners=played.learners,
-        recorder=recorder,
-        on_applied=keep,
-    )
+    options = {"learners": played.learners, "recorder": recorder, "on_applied": keep}
+    with listening(played):
+        played.run = simulate(strategy, cluster, micro_batch=micro_batch, data=Data(samples, epochs), **options)
     played.events = recorder.events
     return played
+
+
+@contextmanager
+def listening(played: Played) -> Iterator[None]:
+    """Note all messages, and keep the ledger."""
+    send = SimulatedNode.send
+
+    def spy(node: SimulatedNode, to: int, kind: str, *tensors: Tensor) -> None:
+        what, *words = kind.split()
+        played.sent.append(Sent(node.now(), node.rank, to, what, words, [tensor.clone() for tensor in tensors]))
+        send(node, to, kind, *tensors)
+
+    def keep(*arguments: Any) -> Ledger:
+        played.ledger = Ledger(*arguments)
+        return played.ledger
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedNode, "send", spy)
+        patch.setattr("paceline.backends.simulated.Ledger", keep)
+        yield
 
 
 def alone_by_hand(

@@ -243,6 +243,8 @@ class VirtualRun(Theatre):
     def start_mean(self, node: SimulatedNode, share: Share) -> Work[Gradient]:
         own = Gradient(node.learner.share(share), share.models)
         payload, _ = node.learner.contribution(own, not node.out_of_data)
+        self._source.contribute(node.rank, node.rounds, node.discarded)
+        node.handed_in, node.discarded = node.handed_in + node.discarded, 0
         return self._start_round(node, payload, None, 0.0)
 
     def _start_round(self, node: SimulatedNode, payload: Any, own: int | None, note: float) -> Work[Gradient]:

@@ -30,7 +30,8 @@ def serving_ranks(servers: Servers, world_size: int, ranks_of_a_host: int) -> li
         elif isinstance(servers, str) and "," in servers:
             chosen = sorted(int(rank) for rank in servers.split(","))
         elif isinstance(servers, int | str):
-            chosen = list(range(world_size - int(servers), world_size))
+            first = world_size - int(servers)
+            chosen = list(range(first, world_size)) if first <= world_size else [first]
         else:
             chosen = sorted(servers)
     except ValueError:

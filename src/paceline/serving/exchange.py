@@ -208,10 +208,16 @@ class ToGlobal(Means):
 class Global(Means):
     """The global server: it has no workers."""
 
+    def close(self) -> None:
+        """It says so to each group when it has answered the last window of that group: see `hear`."""
+        self._closing = True
+
     def hear(self, message: Message) -> int:
         pushes = super().hear(message)
         if pushes:
             self._node.send(message.sender, f"overwrite {self._node.samples_applied}", self._parameters)
+        elif message.kind == "closed":
+            self._node.send(message.sender, "closed")
         return pushes
 
 

@@ -51,6 +51,9 @@ class GroupServer:
         self._grouper = Grouper(options, node, self._group)
         self._left: set[int] = set()
         self._lost: set[int] = set()
+        # Who is to come belongs to the group from the beginning: else the first to come would go ahead without it.
+        self._expected = {each for each in range(node.workers) if placement.first_group(each) == self._group}
+        self._expect()
 
     @property
     def _workers(self) -> int:
@@ -75,6 +78,12 @@ class GroupServer:
         """All hold the mean of the groups' models; the next period begins."""
         self._left.clear()
         self._exchange.met()
+        self._expect()
+
+    def _expect(self) -> None:
+        for worker in sorted(self._expected):
+            self._clocks.join(worker)
+        self._expected.clear()
 
     # ---- what comes
 
@@ -87,7 +96,8 @@ class GroupServer:
             case "lost":
                 self._lose(sender)
             case "join":
-                self._clocks.join(sender)
+                if sender not in self._clocks.workers:
+                    self._clocks.join(sender)
                 if self._leads:
                     self._node.answers_for.add(sender)
                 self._sent[sender] = deque()
@@ -105,6 +115,9 @@ class GroupServer:
                 self._node.answers_for.discard(sender)
                 self._node.send(sender, "bye")
             case "leaves":
+                if sender in self._sent:
+                    self._expected.add(sender)  # after the meeting it comes back to the group that it has left
+                    self._node.send(sender, "bye")
                 self._forget(sender)
                 self._left.add(sender)
                 self._grouper.hear(message)
@@ -120,6 +133,7 @@ class GroupServer:
             self._round = [push for push in self._round if push.worker != rank]  # others get these samples
             self._forget(rank)
             self._left.discard(rank)
+            self._expected.discard(rank)
         self._grouper.lose(rank, self._exchange.samples_of(rank))
         self._exchange.lose(rank)
 
@@ -128,7 +142,7 @@ class GroupServer:
         if worker in self._clocks.workers:
             slowest = self._clocks.slowest
             self._clocks.leave(worker)
-            del self._sent[worker]
+            self._sent.pop(worker, None)
             self._asked.pop(worker, None)
             self._go_on(slowest)
 

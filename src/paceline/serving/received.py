@@ -36,17 +36,19 @@ class Received:
 
 def dense(tensors: Sequence[Tensor], parameters: Tensor) -> Tensor:
     """The gradient of a push, for parameters of this shape: it came so, or as places and values."""
-    if len(tensors) == 2:
+    found = f"{len(tensors)} tensors"
+    if len(tensors) == 2 and tensors[1].dtype == parameters.dtype:
         from paceline.rules.compression import Sparse
 
         push = Sparse(tensors[0], tensors[1], len(parameters))
         push.check()
         return push.add_to(parameters.new_zeros(len(parameters)))
-    (mean,) = tensors if len(tensors) == 1 else (None,)
-    if mean is None or mean.nbytes != parameters.nbytes:
-        shape = "nothing" if mean is None else f"{mean.nbytes} bytes"
-        raise PacelineError(
-            f"A push holds {shape} where {parameters.nbytes} bytes of gradients belong.",
-            cause="The worker does not train the same model.",
-        )
-    return mean
+    if len(tensors) == 1:
+        [mean] = tensors
+        if (mean.shape, mean.dtype) == (parameters.shape, parameters.dtype):
+            return mean
+        found = f"a tensor of shape {tuple(mean.shape)} and {mean.dtype}"
+    raise PacelineError(
+        f"A push holds {found} where a gradient of shape {tuple(parameters.shape)} and {parameters.dtype} belongs.",
+        cause="The worker does not train the same model.",
+    )

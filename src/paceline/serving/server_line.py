@@ -42,7 +42,7 @@ class ServerLine:
         self._missing: set[int] = set()  # servers that have not answered the request
         self._lost: set[int] = set()
         self._move_to: int | None = None
-        self._orphaned = False  # it moves because its servers are lost
+        self._orphaned = self._parting = False  # it moves because its servers are lost; it says goodbye to them
         self._samples = [0] * self._placement.groups  # pushed to each group since the last meeting
         self._pushed: deque[tuple[int, list[range]]] = deque(maxlen=IN_DOUBT)
         self._began = self._computed = self._held = self._seconds = 0.0
@@ -54,7 +54,9 @@ class ServerLine:
         return self._placement.servers_of(self._group)
 
     async def join(self) -> None:
-        """Enter the group, and get its parameters."""
+        """Enter the group, or the one that it says is the right one, and get its parameters."""
+        if self._orphaned and self._move_to is not None:  # its servers were lost while all met
+            self._group, self._move_to, self._orphaned = self._move_to, None, False
         self._send_all("join")
         await self._answers()
         self._began, self._held, self._seconds = self._node.now(), 0.0, 0.0
@@ -110,23 +112,30 @@ class ServerLine:
             for server, (first, last) in zip(self._servers, self._parts, strict=True):
                 self._node.send(server, "rest", rest[first:last])
 
-    def leave(self) -> None:
-        """Tell all servers that no push will follow before the next meeting."""
+    async def leave(self) -> None:
+        """Tell all servers that no push will follow before the next meeting, and hear what the own ones refuse."""
         self.push_rest()
-        self._missing.clear()
+        self._request += 1  # what was asked for ahead is of no use any more
         self._tell_servers("leaves")
         self._samples = [0] * self._placement.groups
+        await self._goodbye()
 
     async def _move(self, group: int) -> None:
         self._move_to = None
         if not self._orphaned:
             self.push_rest()
-            self._missing = set(self._servers) - self._lost
             for server in self._servers:
                 self._node.send(server, "gone")
-            await self._answers()  # the old servers have all that was pushed to them
+            await self._goodbye()
         self._group, self._orphaned = group, False
         await self.join()
+
+    async def _goodbye(self) -> None:
+        """Until the servers of the group have all that was pushed to them; a lost one has what it has."""
+        self._parting = True
+        self._missing = set(self._servers) - self._lost
+        await self._answers()
+        self._parting = False
 
     def _tell_servers(self, what: str) -> None:
         """To all of them, with how many samples went to which group."""
@@ -165,6 +174,8 @@ class ServerLine:
                 self._missing.clear()
             case "lost":
                 self._lost.add(message.sender)
+                if self._parting:
+                    self._missing.discard(message.sender)
                 if message.sender in self._placement.ranks:
                     self._tell_servers("pushed")
             case "speeds":

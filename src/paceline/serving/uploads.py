@@ -29,8 +29,10 @@ class Upload:
     def __init__(self, options: ParameterServer, node: Node) -> None:
         self._compressor = None if options.compress == "none" else compressor(options, node)
         self._epoch = 0
-        self.speeds: Sequence[float] = ()
-        """Seconds of an iteration of each group, on average; of none while they are not known."""
+        alone = options.placement(node.workers, node.servers).groups == 1
+        self.speeds: Sequence[float] = (0.0,) if alone else ()
+        """Seconds of an iteration of each group, on average; of none while they are not known. Of one alone they do not
+        matter, and nobody tells them."""
 
     def epoch_ended(self, epoch: int) -> bool:
         """Whether this is the first micro-batch of another epoch."""

@@ -120,7 +120,7 @@ class ParameterServer(Strategy):
                     break
                 line.push(gradient)
                 await line.parameters()
-            line.leave()
+            await line.leave()
             node.adopt(await node.mean_model(self._share(node)))
 
     async def server(self, node: Node) -> None:
