@@ -115,6 +115,22 @@ def test_a_full_queue_blocks_until_there_is_room(monkeypatch):
         assert [int(take(made[1]).tensors[0][0]) for _ in range(20)] == list(range(20))
 
 
+def test_what_nobody_reads_waits_at_the_sender(monkeypatch):
+    monkeypatch.setattr(module, "INBOX_BYTES", 1000)
+    with boxes(3) as made:
+        for number in range(4):
+            for sender in (1, 2):
+                made[sender].send(0, str(number), [torch.full((200,), float(number)), torch.zeros(100)])
+        taken = []
+        for _ in range(8):
+            message = take(made[0])
+            taken.append((message.sender, message.kind))
+            assert made[0]._unread <= 2 * 1200, "of each sender one message that has begun, and no more"
+        assert [kind for sender, kind in taken if sender == 1] == list("0123")
+        assert [kind for sender, kind in taken if sender == 2] == list("0123")
+        assert made[0]._unread == 0
+
+
 def test_the_end_of_a_peer_is_told_and_named():
     broken: queue.Queue[int] = queue.Queue()
     with boxes(2) as made:

@@ -26,6 +26,7 @@ from paceline.control.wire import Frame, WireError
 from paceline.errors import PacelineError
 from paceline.node import Message
 
+INBOX_BYTES = 64 * 2**20  # what may lie here unread; who sends more waits, but for one message that is larger
 QUEUE_BYTES = 2**30  # what may wait on one link: a whole large model, and memory that every machine can spare
 MESSAGE_BYTES = 2**36  # peers hold the run's secret; this only stops a number that makes no sense
 DTYPES = {
@@ -228,13 +229,16 @@ class Mailbox:
         """Messages of an old generation that were turned away."""
         self._on_broken = on_broken or (lambda rank, error: None)
         self._lock = threading.Lock()
+        self._read = threading.Condition(self._lock)
+        self._unread = 0  # bytes that have memory here and that nobody has taken yet
+        self._coming = threading.local()  # of those, what the present connection is receiving
         self._roster: Sequence[Address | None] = []
         self._links: dict[int, _Link] = {}
         self._arrived: deque[Message] = deque()
         self._early: list[tuple[int, Message]] = []
         self._receivers: deque[Received] = deque()
         self._closed = False
-        self._listener = Listener(secret, self._serve, (host, 0), payload_limit=MESSAGE_BYTES, allocate=torch_memory)
+        self._listener = Listener(secret, self._serve, (host, 0), payload_limit=MESSAGE_BYTES, allocate=self._memory)
         self.address = self._listener.address
 
     def connect(self, roster: Sequence[Address | None], generation: int = 0) -> None:
@@ -247,7 +251,8 @@ class Mailbox:
             self._roster = list(roster)
             if generation != self.generation:
                 self.refused += len(self._arrived) + sum(early < generation for early, _ in self._early)
-                self._arrived.clear()
+                while self._arrived:
+                    self._taken(self._arrived.popleft())
                 waiting, self._early, self.generation = self._early, [], generation
                 for early, message in waiting:
                     self._accept(early, message)
@@ -279,7 +284,7 @@ class Mailbox:
         received = Received()
         with self._lock:
             if self._arrived:
-                received.deliver(self._arrived.popleft())
+                received.deliver(self._taken(self._arrived.popleft()))
             elif self._closed:
                 received.deliver(PacelineError("The mailbox was closed."))
             else:
@@ -300,10 +305,28 @@ class Mailbox:
 
     # ---- what arrives
 
+    def _memory(self, length: int) -> memoryview:
+        """For a buffer of a message; a server whose workers all push at once must not hold all that at once. A message
+        that has begun is read to its end: two of them would wait for each other."""
+        with self._read:
+            if not self._coming.bytes:
+                self._read.wait_for(lambda: self._closed or not self._unread or self._unread + length <= INBOX_BYTES)
+            self._unread += length
+            self._coming.bytes += length
+        return torch_memory(length)
+
+    def _taken(self, message: Message) -> Message:
+        """Under the lock: it is no longer in the box."""
+        if message.sender != self.rank:  # what a rank sends itself has never been received
+            self._unread -= sum(tensor.nbytes for tensor in message.tensors)
+            self._read.notify_all()
+        return message
+
     def _serve(self, connection: Connection) -> None:
         sender: int | None = None
         try:
             while True:
+                self._coming.bytes = 0
                 frame = connection.receive()
                 if frame.kind == "introduction":
                     sender = frame.metadata["rank"]
@@ -316,6 +339,9 @@ class Mailbox:
                 else:
                     raise WireError(f"{frame.kind} is nothing that one rank says to another")
         except (OSError, WireError) as error:
+            with self._read:
+                self._unread -= self._coming.bytes
+                self._read.notify_all()
             if sender is not None and not self._closed:
                 self._on_broken(sender, PacelineError(f"The connection from rank {sender} broke: {error}"))
 
@@ -323,10 +349,11 @@ class Mailbox:
         """Under the lock: to the first who waits, or into the box. A generation that we have not yet heard of waits."""
         if generation < self.generation:
             self.refused += 1
+            self._taken(message)
         elif generation > self.generation:
             self._early.append((generation, message))
         elif self._receivers:
-            self._receivers.popleft().deliver(message)
+            self._receivers.popleft().deliver(self._taken(message))
         else:
             self._arrived.append(message)
 
@@ -334,6 +361,7 @@ class Mailbox:
         """Send what is queued, for at most so long, and say farewell."""
         with self._lock:
             self._closed = True
+            self._read.notify_all()
             receivers, links = list(self._receivers), list(self._links.values())
             self._receivers.clear()
         for link in links:

@@ -38,7 +38,7 @@ from paceline.run.loader import Loader
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
 from paceline.run.saving import Saver
-from paceline.run.state import model_state, restore, to_resume
+from paceline.run.state import model_state, restore, to_resume, untrained_state
 from paceline.strategies import Strategy, create
 
 log = logging.getLogger("paceline")
@@ -332,10 +332,12 @@ class Run:
     def _start_alike(self) -> None:
         """Rank 0's model, and all that it has resumed, becomes everybody's."""
         assert self._rank is not None and self._replica is not None and self._rates is not None
-        if "model" not in self._resumed.tensors:
-            self._resumed.tensors["model"] = model_state(self._replica)
+        if self.rank == 0 and "model" not in self._resumed.tensors:
+            self._resumed.tensors["model"] = untrained_state(self._replica)
         block = self._rank.collectives.broadcast_bytes(self._resumed.to_bytes() if self.rank == 0 else None)
         self._resumed = Checkpoint.from_bytes(block)
+        if not self._resumed.values:
+            self._rank.collectives.broadcast(self._replica.parameters)  # in place: no copies of a large model
         restore(self._resumed, self._rank.node, self._rates, self.strategy.name)
 
     def _give_gradient(self) -> None:

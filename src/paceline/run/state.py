@@ -25,6 +25,12 @@ def model_state(replica: Replica) -> dict[str, Tensor]:
     return state | {name: part.detach().cpu().clone() for name, part in replica.committed.items()}
 
 
+def untrained_state(replica: Replica) -> dict[str, Tensor]:
+    """What of the model's state no optimizer moves: running statistics, say, and frozen parameters."""
+    state = replica.model.state_dict()
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items() if name not in replica.committed}
+
+
 def gather(
     node: ProcessNode,
     rates: LearningRates,
@@ -62,7 +68,8 @@ def gather(
 
 def restore(saved: Checkpoint, node: ProcessNode, rates: LearningRates, strategy: str) -> None:
     """Bring a rank to the saved state: parameters always, the rest if the checkpoint has it."""
-    node.replica.model.load_state_dict(saved.tensors["model"])
+    whole = "optimizer" in saved.values
+    node.replica.model.load_state_dict(saved.tensors.get("model", {}), strict=whole)
     values = saved.values
     if "optimizer" not in values:
         return
