@@ -137,7 +137,7 @@ def cost_of_looking() -> None:
     torch.set_num_threads(1)
     workload = load("fashion-mnist", None, "lenet-5")
     model = workload.build_model(0)
-    batch = workload.train.x[:32], workload.train.y[:32]
+    batch = workload.train[:32]
 
     def seconds(micro_batch: Callable[[], Any]) -> float:
         began = time.perf_counter()

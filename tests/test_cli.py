@@ -304,8 +304,9 @@ def test_a_simulated_race_is_byte_equal_for_equal_seeds(
     assert "share of ideal" in said and "report.html" in said
     content = json.loads(first)
     # Those of the issue, and what a reader needs to run the race again.
-    assert list(content) == [*RACE, "target", "failed", "micro_batch_seconds", "model", "optimizer", "lr"]
+    assert list(content) == [*RACE, "metric", "target", "failed", "micro_batch_seconds", "model", "optimizer", "lr"]
     assert (content["model"], content["optimizer"], content["lr"]) == ("mlp", "sgd", 0.1)
+    assert content["metric"] == "accuracy"
     assert [result["strategy"] for result in content["results"]] == ["all-reduce", "balanced", "abs-sgd"]
     for result in content["results"]:
         assert list(result) == [*RESULT, "limit"]

@@ -18,7 +18,7 @@ from paceline.errors import PacelineError
 from paceline.workloads import cifar_10, fashion_mnist
 from paceline.workloads.models import LeNet5, ResNet18
 from paceline.workloads.synthetic import synthetic
-from paceline.workloads.workload import Workload
+from paceline.workloads.workload import Samples, Workload
 
 
 def train(workload: Workload, epochs: int, batch: int, optimizer: str | None = None) -> float:
@@ -35,15 +35,15 @@ def train(workload: Workload, epochs: int, batch: int, optimizer: str | None = N
 
 def test_digits() -> None:
     workload = workloads.load("digits")
-    assert len(workload.train) == 1437 and workload.test_x.shape == (360, 64)
-    assert torch.equal(workload.test_y, workloads.load("digits").test_y)
+    assert len(workload.train) == 1437 and workload.test.x.shape == (360, 64)
+    assert torch.equal(workload.test.y, workloads.load("digits").test.y)
     assert train(workload, epochs=10, batch=32) >= workload.target
 
 
 def test_synthetic_reaches_its_target_and_takes_its_sizes() -> None:
     assert train(workloads.load("synthetic"), epochs=2, batch=128) >= workloads.load("synthetic").target
     small = synthetic(samples=20, features=3, classes=2)
-    assert small.train.x.shape == (20, 3) and len(small.test_y) == 5
+    assert small.train.x.shape == (20, 3) and len(small.test) == 5
     assert not torch.equal(small.train.x, synthetic(20, 3, 2, seed=1).train.x)
 
 
@@ -62,6 +62,19 @@ def test_evaluating_leaves_the_mode_as_it_was(training: bool) -> None:
     model = workload.build_model(0).train(training)
     metric, loss = workload.evaluate(model)
     assert 0.0 <= metric <= 1.0 and loss > 0.0 and model.training is training
+
+
+def test_evaluating_is_a_mean_over_samples_in_whatever_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = synthetic(100, 4, 3)
+    model = workload.build_model(0)
+    at_once = workload.evaluate(model)
+    logits = model(workload.test.x)
+    assert at_once[0] == pytest.approx((logits.argmax(1) == workload.test.y).float().mean().item())
+    assert at_once[1] == pytest.approx(workload.loss(model, workload.test[:]).item())
+    monkeypatch.setattr(type(workload), "evaluation_batch", 7)
+    assert workload.evaluate(model) == pytest.approx(at_once)
+    part = Samples(*workload.test[:9])
+    assert workload.evaluate(model, part)[1] == pytest.approx(workload.loss(model, part[:]).item())
 
 
 def test_options_of_the_optimizer() -> None:
@@ -117,7 +130,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
 def test_every_model_of_the_table_is_there(name: str) -> None:
     for model in workloads.MODELS[name]:
         workload = workloads.load(name, model=model)
-        assert workload.build_model(0)(workload.test_x[:3]).shape == (3, 10)
+        assert workload.build_model(0)(workload.test.x[:3]).shape == (3, 10)
 
 
 # ---- the residual network
@@ -170,9 +183,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("model", [None, *workloads.MODELS["fashion-mnist"]])
 def test_fashion_mnist_from_plain_and_compressed_files(folder: Path, model: str | None) -> None:
     workload = workloads.load("fashion-mnist", folder, model)
-    assert workload.train.x.shape == (50, 1, 28, 28) and len(workload.test_y) == 20
+    assert workload.train.x.shape == (50, 1, 28, 28) and len(workload.test) == 20
     net = workload.build_model(0)
-    assert net(workload.test_x).shape == (20, 10)
+    assert net(workload.test.x).shape == (20, 10)
     assert workload.loss(net, workload.train[0:2]).item() > 0
     assert (type(net) is LeNet5) == (model in (None, "lenet-5"))
     assert [workload.learning_rate(optimizer) for optimizer in workloads.OPTIMIZERS] == [0.01, 0.01, 2e-3]
@@ -229,10 +242,10 @@ def cifar(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("model", [None, *workloads.MODELS["cifar-10"]])
 def test_cifar_10_from_its_file(cifar: Path, model: str | None) -> None:
     workload = workloads.load("cifar-10", cifar, model)
-    assert workload.train.x.shape == (40, 3, 32, 32) and len(workload.test_y) == 12
+    assert workload.train.x.shape == (40, 3, 32, 32) and len(workload.test) == 12
     assert workload.train.y.dtype == torch.int64 and abs(workload.train.x.mean()) < 0.2
     net = workload.build_model(0)
-    assert net(workload.test_x).shape == (12, 10)
+    assert net(workload.test.x).shape == (12, 10)
     assert workload.loss(net, workload.train[0:2]).item() > 0
     assert (type(net) is LeNet5) == (model in (None, "lenet-5"))
 

@@ -28,7 +28,7 @@ from paceline.errors import PacelineError
 from paceline.simulator.cluster import Cluster
 from paceline.strategies import create
 from paceline.strategies.strategy import Strategy
-from paceline.workloads.workload import Workload
+from paceline.workloads.workload import Samples, Workload
 
 MICRO_BATCH = 32
 SMOOTHED = 3  # evaluations whose mean must reach the target
@@ -68,7 +68,8 @@ class Judge:
     """When a training has come to its end. Of scores the larger is the better.
 
     Args:
-        measure: `accuracy` on held-out samples; or `loss` on samples to learn from, whose score is its negative.
+        measure: `accuracy`, or whatever the workload's metric is, on held-out samples; or `loss` on samples to learn
+            from, whose score is its negative.
         target: of the smoothed score; infinite to train to the end.
         evaluated: samples that it is judged by.
         every: samples from one evaluation to the next.
@@ -88,10 +89,8 @@ class Judge:
     @torch.no_grad()
     def score(self, workload: Workload, model: nn.Module) -> float:
         if self.measure == "loss":
-            known = workload.train
-            return -float(workload.loss(model, (known.x[: self.evaluated], known.y[: self.evaluated])))
-        x, y = workload.test_x[: self.evaluated], workload.test_y[: self.evaluated]
-        return float((model(x).argmax(1) == y).float().mean())
+            return -float(workload.loss(model, workload.train[: self.evaluated]))
+        return workload.evaluate(model, Samples(*workload.test[: self.evaluated]))[0]
 
 
 def micro_batch_of(strategy: str) -> int:
@@ -219,8 +218,7 @@ def _learner(workload: Workload, trial: Trial, rank: int) -> ReplicaLearner:
     model = workload.build_model(trial.seed)
 
     def backward(model: nn.Module, indices: NDArray[Any]) -> None:
-        chosen = torch.from_numpy(indices)
-        workload.loss(model, (workload.train.x[chosen], workload.train.y[chosen])).backward()
+        workload.loss(model, workload.train[torch.from_numpy(indices)]).backward()
 
     replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr))
     return ReplicaLearner(replica, backward, samples=len(workload.train), rank=rank, seed=trial.seed)

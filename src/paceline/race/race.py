@@ -67,6 +67,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
         "speeds": [device.speed for device in course.cluster.devices],
         "workload": spec.workload,
         "seed": spec.seed,
+        "metric": workload.metric_name,
         "target": course.target,
         "failed": {strategy: str(error) for strategy, error in failed.items()},
         "micro_batch_seconds": course.cluster.micro_batch_seconds,

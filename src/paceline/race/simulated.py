@@ -64,8 +64,7 @@ def _learner(spec: RaceSpec, workload: Workload, rank: int) -> ReplicaLearner:
     model = workload.build_model(spec.seed)
 
     def backward(model: nn.Module, indices: NDArray[np.int64]) -> None:
-        chosen = torch.from_numpy(indices)
-        workload.loss(model, (workload.train.x[chosen], workload.train.y[chosen])).backward()
+        workload.loss(model, workload.train[torch.from_numpy(indices)]).backward()
 
     replica = Replica(model, spec.build_optimizer(workload, model))
     return ReplicaLearner(replica, backward, samples=len(workload.train), rank=rank, seed=spec.seed)

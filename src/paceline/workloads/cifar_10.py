@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.workloads.models import LeNet5, ResNet18
-from paceline.workloads.workload import Samples, Workload, choose_model, data_folders
+from paceline.workloads.workload import Classification, Samples, Workload, choose_model, data_folders
 
 FILE = "cifar10_10k_2k.npz"
 CHANNELS, SIZE, CLASSES = 3, 32, 10
@@ -41,11 +41,10 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
     path = _path(data)
     arrays = _read(path)
     train, test = _samples(path, arrays, "train"), _samples(path, arrays, "test")
-    return Workload(
+    return Classification(
         name="cifar-10",
         train=train,
-        test_x=test.x,
-        test_y=test.y,
+        test=test,
         model=build,
         micro_batch=32,
         target=0.45,

@@ -9,7 +9,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.workloads.models import MLP
-from paceline.workloads.workload import Samples, Workload, choose_model
+from paceline.workloads.workload import Classification, Samples, Workload, choose_model
 
 MEAN = 0.305
 """Of the pixels. Centred inputs leave far more room for delayed gradients: with momentum 0.9 and a raw delay of one
@@ -35,11 +35,10 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
     y = torch.as_tensor(bunch.target, dtype=torch.int64)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(SPLIT_SEED))
     train, test = order[TEST_SAMPLES:], order[:TEST_SAMPLES]
-    return Workload(
+    return Classification(
         name="digits",
         train=Samples(x[train], y[train]),
-        test_x=x[test],
-        test_y=y[test],
+        test=Samples(x[test], y[test]),
         model=build,
         micro_batch=4,  # small, so that the noise of the gradients and not the number of steps limits the learning
         target=0.95,

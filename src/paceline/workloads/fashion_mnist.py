@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.workloads.models import MLP, LeNet5, ResNet18
-from paceline.workloads.workload import Samples, Workload, choose_model, data_folders
+from paceline.workloads.workload import Classification, Samples, Workload, choose_model, data_folders
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the files."""
@@ -39,11 +39,10 @@ def load(data: Path | None = None, model: str | None = None) -> Workload:
     build = choose_model("fashion-mnist", model, MODELS)
     folder = _folder(data)
     train, test = _samples(folder, "train"), _samples(folder, "t10k")
-    return Workload(
+    return Classification(
         name="fashion-mnist",
         train=train,
-        test_x=test.x,
-        test_y=test.y,
+        test=test,
         model=build,
         micro_batch=32,
         target=0.75,

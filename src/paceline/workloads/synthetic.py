@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from paceline.workloads.models import MLP
-from paceline.workloads.workload import Samples, Workload, choose_model
+from paceline.workloads.workload import Classification, Samples, Workload, choose_model
 
 SPREAD = 0.7
 """How far apart the classes' centres are, in units of the noise: near enough that some samples stay ambiguous."""
@@ -37,11 +37,10 @@ def synthetic(
     total = samples + max(samples // 4, 1)
     y = torch.randint(classes, (total,), generator=generator)
     x = centres[y] + torch.randn(total, features, generator=generator)
-    return Workload(
+    return Classification(
         name="synthetic",
         train=Samples(x[:samples], y[:samples]),
-        test_x=x[samples:],
-        test_y=y[samples:],
+        test=Samples(x[samples:], y[samples:]),
         model=build,
         micro_batch=32,
         target=0.9,

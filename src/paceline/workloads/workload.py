@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that every PyTorch user knows)
@@ -15,13 +17,11 @@ from torch.utils.data import Dataset
 from paceline.errors import no_such
 from paceline.workloads import OPTIMIZERS, model_name
 
-EVALUATION_BATCH = 2048
-"""Large enough to be fast, small enough that the activations of a convolution take little memory."""
-
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
     """A map-style dataset over two tensors that are ready for the model, so that fetching costs next to nothing.
 
+    A slice or a tensor of indices gives a batch at once, the same as a `DataLoader` makes of single samples.
     `__getitems__` follows PyTorch's contract (a list of samples, as a `DataLoader` wants it) with one indexing
     operation for the whole list.
     """
@@ -32,7 +32,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, Tensor]:
         return self.x[index], self.y[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
@@ -41,25 +41,33 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A classification task.
+class Workload(ABC):
+    """A task: samples, a model, and in a subclass how it is judged. A subclass says three things:
+
+    - `metric_name`: what is told of the held-out part. Larger is better.
+    - `loss`: what is minimised, a **mean over the samples** of a batch. A strategy adds up gradients of micro-batches
+      of any size, each times its count, and divides by the count of all: only of means over samples is that the mean.
+    - `judge`: the metric and the loss of a batch, added up over its samples, for `evaluate`.
 
     Args:
         name: as the command line calls it.
         train: the samples to learn from.
-        test_x, test_y: the held-out part.
+        test: the held-out part.
         model: makes a new model.
         micro_batch: samples in the smallest piece of work.
-        target: held-out accuracy that counts as reached in `time to target`.
+        target: held-out metric that counts as reached in `time to target`.
         lr, momentum: of SGD, with Nesterov's momentum too. The rates leave room for a delay of one round, which with
             momentum is stable only at far smaller ones than synchronous training.
         adamw_lr: of AdamW, whose steps do not grow with the gradients: a rate for SGD says nothing about it.
     """
 
+    metric_name: ClassVar[str]
+    evaluation_batch: ClassVar[int] = 2048
+    """Large enough to be fast, small enough that the activations of a convolution take little memory."""
+
     name: str
     train: Samples
-    test_x: Tensor
-    test_y: Tensor
+    test: Samples
     model: Callable[[], nn.Module]
     micro_batch: int
     target: float
@@ -102,25 +110,49 @@ class Workload:
             raise no_such("optimizer", optimizer, OPTIMIZERS)
         return self.adamw_lr if optimizer == "adamw" else self.lr
 
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The mean over the samples of the batch of what is to become small."""
+
+    @abstractmethod
+    def judge(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
+        """The metric and the loss of the batch, both added up over its samples."""
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, samples: Samples | None = None) -> tuple[float, float]:
+        """Mean metric and mean loss. The model is left in the mode in which it came.
+
+        Args:
+            model: to judge.
+            samples: to judge it by; the held-out part by default.
+        """
+        samples = self.test if samples is None else samples
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        metric, loss = 0.0, 0.0
+        for first in range(0, len(samples), self.evaluation_batch):
+            x, y = samples[first : first + self.evaluation_batch]
+            of_batch = self.judge(model, (x.to(device), y.to(device)))
+            metric, loss = metric + of_batch[0], loss + of_batch[1]
+        model.train(was_training)
+        return metric / len(samples), loss / len(samples)
+
+
+class Classification(Workload):
+    """One class of several for each sample: cross-entropy, and the share of samples whose class is found."""
+
+    metric_name = "accuracy"
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross-entropy of the batch."""
         x, y = batch
         return F.cross_entropy(model(x), y)
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> tuple[float, float]:
-        """Accuracy and mean loss on the held-out part. The model is left in the mode in which it came."""
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        right, loss = 0, 0.0
-        for part in range(0, len(self.test_y), EVALUATION_BATCH):
-            chosen = slice(part, part + EVALUATION_BATCH)
-            logits, labels = model(self.test_x[chosen].to(device)), self.test_y[chosen].to(device)
-            right += int((logits.argmax(1) == labels).sum())
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-        model.train(was_training)
-        return right / len(self.test_y), loss / len(self.test_y)
+    def judge(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
+        x, y = batch
+        logits = model(x)
+        return float((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum"))
 
 
 def data_folders(data: Path | None, name: str) -> list[Path]:
