@@ -89,7 +89,10 @@ def _solo_rates(workload: Workload, spec: RaceSpec, device: EmulatedDevice, repe
         done, warm_up = 0, 3
         while done < repeats + warm_up:
             began = time.perf_counter()
-            for batch in DataLoader(workload.train, batch_size=workload.micro_batch, shuffle=True, drop_last=True):
+            samples = workload.train
+            for batch in DataLoader(
+                samples, workload.micro_batch, shuffle=True, drop_last=True, collate_fn=samples.collate
+            ):
                 with device.micro_batch(len(batch[1])):
                     optimizer.zero_grad()
                     workload.loss(model, batch).backward()

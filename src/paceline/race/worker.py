@@ -29,7 +29,12 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
         durations = cluster.durations(run.rank, lambda: run.node.rounds)
         mean = cluster.mean_seconds(run.rank)
         device = EmulatedDevice(durations, mean, workload.micro_batch, sleep=lambda rest: heedful_sleep(run, rest))
-        loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
+        loader = run.loader(
+            workload.train,
+            micro_batch=workload.micro_batch,
+            seconds=spec.seconds,
+            collate_fn=workload.train.collate,
+        )
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
         alone = run.strategy.steps_alone
