@@ -80,7 +80,7 @@ def test_a_strategy_is_short_and_asks_only_its_node(path: Path) -> None:
         forbidden = ("torch", "time", "random", "threading", "os", "socket", "asyncio")
         assert name.split(".")[0] not in forbidden, f"a strategy asks only its node, not {name}"
         if name.startswith("paceline."):
-            allowed = ("paceline.node", "paceline.rules", "paceline.strategies", "paceline.errors")
+            allowed = ("paceline.node", "paceline.rules", "paceline.strategies", "paceline.errors", "paceline.options")
             assert name.startswith(allowed), f"nothing below the waist is imported by a strategy: {name}"
 
 

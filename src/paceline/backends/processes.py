@@ -72,6 +72,7 @@ class ProcessNode(DrivenNode):
         self._finished = False
         self._speed = Speedometer()
         self._watch = Watch(self.rank, self.warn)
+        replica.on_sparse = self._watch.sparse
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
         self._news: RoundNews | None = None

@@ -12,9 +12,8 @@ the data is at its end.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paceline.backends.trained import check_step, trained_parameters
 from paceline.backends.trial import OptimizerTrial, scaled
 from paceline.errors import PacelineError
 from paceline.node import Gradient
@@ -50,6 +50,24 @@ def in_shape(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [part.as_strided(p.shape, layout(p)) for part, p in zip(parts, parameters, strict=True)]
 
 
+def add_rows(view: Tensor, part: Tensor, count: int) -> None:
+    """view ← view + count · part, touching only the rows that a sparse gradient has; one may come several times.
+
+    torch's own dense.add_(sparse) adds nothing at all where the values are an expanded number (seen in 2.13: the
+    gradient of `embedding(row).sum()` for a table of width 1).
+
+    >>> sums, table = torch.zeros(3, 1), nn.Embedding(3, 1, sparse=True)
+    >>> table(torch.tensor([2])).sum().backward()
+    >>> add_rows(sums, cast(Tensor, table.weight.grad), count=4)
+    >>> sums.flatten().tolist()
+    [0.0, 0.0, 4.0]
+    """
+    if part.sparse_dim() == 1:
+        view.index_add_(0, part._indices()[0], part._values().to(view.dtype), alpha=count)
+    else:  # of no layer of torch's
+        view.add_(part.to_dense(), alpha=count)
+
+
 class FlatSum:
     """A sum of gradients in one buffer, with room for the trailer behind it."""
 
@@ -75,7 +93,9 @@ class FlatSum:
             self.whole.add_(other.whole)  # of two totals also the trailers
         else:
             for view, part in zip(self.views, other.parts, strict=True):
-                if part is not None:
+                if part is not None and part.is_sparse:
+                    add_rows(view, part, other.count)
+                elif part is not None:
                     view.add_(part, alpha=other.count)
         return self
 
@@ -98,6 +118,9 @@ class FreshGradient:
         for view, part in zip(flat.views, self.parts, strict=True):
             if part is None:  # not reached by this backward pass
                 view.zero_()
+            elif part.is_sparse:  # few rows of a large table: never as a dense gradient beside the sum
+                add_rows(view.zero_(), part, self.count)
+                self._replica.tell_sparse(view)
             elif part.dtype == view.dtype:
                 torch.mul(part, self.count, out=view)
             else:  # half precision: widen first, multiply then
@@ -140,6 +163,7 @@ class Replica:
         self.divisible = not any(isinstance(module, _BatchNorm) for module in model.modules())
         self._trial, self._further_trial = OptimizerTrial(optimizer), OptimizerTrial(optimizer)
         self._looks_ahead = self._went_further = False
+        self.on_sparse: Callable[[int, int], object] = lambda dense_bytes, of_bytes: None
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
@@ -171,9 +195,13 @@ class Replica:
 
     def take_gradients(self, count: int, samples: list[range]) -> Gradient:
         """What the backward pass has just left: a mean over `count` samples."""
-        parts = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in self._trained]
+        parts = [p.grad for p in self._trained]
         self.drop_gradients()
         return Gradient(FreshGradient(self, parts, count), count, samples)
+
+    def tell_sparse(self, view: Tensor) -> None:
+        """A sparse gradient was added up in dense memory: what that weighs, and of how much."""
+        self.on_sparse(view.numel() * view.element_size(), self.size * view.element_size())
 
     def buffer(self) -> FlatSum:
         """Memory for one contribution; used again after the step that it ends in."""
@@ -348,40 +376,3 @@ class Replica:
             nesterov=bool(group.get("nesterov", False)),
             adaptive="dampening" not in group and "nesterov" not in group,
         )
-
-
-def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that asks for the loss several times in a step cannot work with the mean of all ranks' gradients."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise PacelineError(
-            f"The optimizer {type(optimizer).__name__} needs a closure that computes the loss again.",
-            where="run.optimizer(optimizer, model)",
-            cause="A step is made with the gradients of all ranks, which are computed once.",
-            remedy="Take an optimizer that only uses .grad: SGD, Adam, AdamW and most others.",
-        )
-
-
-def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], list[nn.Parameter]]:
-    """The parameters that the optimizer moves, in the model's order; protests when they are not the model's."""
-    moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    named = [(name, p) for name, p in model.named_parameters() if id(p) in moved]
-    strangers = len(moved) - len(named)
-    if strangers or not named:
-        raise PacelineError(
-            f"The optimizer holds {strangers} parameter(s) that are not the model's."
-            if strangers
-            else "The optimizer holds no parameter of the model that requires a gradient.",
-            where="run.optimizer(optimizer, model)",
-            cause="Probably the model was built again, moved or wrapped after the optimizer was made.",
-            remedy="Make the optimizer from this model's parameters(), after the last change to the model.",
-        )
-    kinds = {(str(p.dtype), str(p.device)) for _, p in named}
-    if len(kinds) > 1:
-        raise PacelineError(
-            f"The trained parameters are of different kinds: {', '.join(' on '.join(kind) for kind in sorted(kinds))}.",
-            where="run.optimizer(optimizer, model)",
-            cause="Paceline keeps all parameters of a rank in one flat buffer.",
-            remedy="Convert the model as a whole (model.to(...)), and use torch.autocast for mixed precision.",
-        )
-    return [name for name, _ in named], [p for _, p in named]
