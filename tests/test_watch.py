@@ -168,4 +168,4 @@ def test_sparse_gradients_are_told_once_and_by_one_rank() -> None:
         for _ in range(3):
             watch.sparse(dense_bytes=69_585_408, of_bytes=415_352_876)
         assert len(said) == times
-        assert all("69.6 MB of the 415.4 MB that each rank brings" in each for each in said)
+        assert all("69.6 MB of the 415.4 MB that each rank brings to a round" in each for each in said)

@@ -73,4 +73,4 @@ def test_sparse_and_dense_gradients_lead_to_the_same_model(strategy: str, optimi
     assert torch.allclose(sparse, dense, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(sparse[0], nn.utils.parameters_to_vector(Table(True).parameters()), atol=1e-2)
     assert all(torch.equal(sparse[0], each) for each in sparse)
-    assert silent == [] and len(told) == 1 and "Sparse gradients travel as dense ones" in told[0]
+    assert silent == [] and len(told) == 1 and "Sparse gradients become dense" in told[0]

@@ -80,7 +80,7 @@ class Watch:
         if not self._warned_sparse:
             self._warned_sparse = True
             self._warn(
-                f"Sparse gradients travel as dense ones: in every round {dense_bytes / 1e6:,.1f} MB of the "
-                f"{of_bytes / 1e6:,.1f} MB that each rank brings, however few rows of the table its samples touch. If "
-                "communication takes too long, have fewer rounds (local-sgd, or more micro-batches a round)."
+                f"Sparse gradients become dense before they leave a rank: {dense_bytes / 1e6:,.1f} MB of the "
+                f"{of_bytes / 1e6:,.1f} MB that each rank brings to a round, however few rows of the table its samples "
+                "touch. If communication takes too long, have fewer rounds (local-sgd, or more micro-batches a round)."
             )
