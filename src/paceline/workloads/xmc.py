@@ -124,8 +124,8 @@ def workload(name: str, header: Header, train: SparseSamples, test: SparseSample
         model=build,
         micro_batch=32,
         target=0.6,
-        lr=0.5,
-        adamw_lr=2e-3,
+        lr=0.3,
+        adamw_lr=5e-3,
     )
 
 
