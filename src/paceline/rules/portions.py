@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-FILLED = 0.75
+FILLED = 2 / 3
 """A micro-batch of usual cost has so large a part of the most samples that it may have: there is room for more of them
-where they are cheap."""
-AHEAD = 4
-"""Micro-batches whose samples should be known before one is cut: with fewer, what is left at a lease's end is often too
-much for one and too little for two."""
+where they are cheap. With 3/4 one in thirteen of EURLex-4K's has the most and is still too cheap, with 2/3 one in a
+hundred."""
+AHEAD = 6
+"""Micro-batches whose samples should be known before one is cut: with fewer, what is left where a rank's leases end is
+often too much for one and too little for two. Equal rows of EURLex-4K differ by 21 % in non-zeros (standard deviation),
+those cut with 2 ahead by 9 %, with 4 by 6 %, with 6 or 8 by 5 %."""
 
 
 def portion(costs: ArrayLike, budget: float, most: int, *, more: bool) -> int:
