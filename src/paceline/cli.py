@@ -39,11 +39,18 @@ def race(
         "all-reduce,balanced,abs-sgd"
     ),
     speeds: SpeedsOption = None,
-    workload: Annotated[str, typer.Option(help="cifar-10, digits, fashion-mnist or synthetic.")] = "digits",
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="cifar-10, digits, fashion-mnist, synthetic, xmc or xmc-generated; options behind colons, "
+            "as in xmc-generated:like=amazon-670k:scale=0.01."
+        ),
+    ] = "digits",
     model: Annotated[
         str | None,
         typer.Option(
-            help="mlp; for fashion-mnist lenet-5 (its default), mlp or resnet-18; for cifar-10 lenet-5 or resnet-18."
+            help="mlp; for fashion-mnist lenet-5 (its default), mlp or resnet-18; for cifar-10 lenet-5 or resnet-18; "
+            "for xmc sparse-mlp."
         ),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",
