@@ -1,7 +1,7 @@
 """Sparse rows: how fast text is read, and how alike micro-batches are when they are cut by cost.
 
     python benchmarks/sparse.py reading FILE
-    python benchmarks/sparse.py spread [--workload xmc] [--data DIR] [--micro-batch 36] [--count 100]
+    python benchmarks/sparse.py spread [--workload xmc] [--data DIR] [--labels 16] [--micro-batch 36] [--count 100]
 
 `reading` compares readers of the same file, in processor time of one core. `spread` measures the forward and backward
 pass of micro-batches as one of four ranks gets them: of an equal number of rows, of about equal non-zeros, and of about
@@ -15,6 +15,8 @@ import argparse
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from torch import nn
 from paceline import workloads
 from paceline.rules.portions import FILLED
 from paceline.run.loader import Loader
+from paceline.workloads.models import SparseMLP
+from paceline.workloads.sparse_rows import Bags, SparseSamples
 from paceline.workloads.workload import Workload
 from paceline.workloads.xmc_text import XmcFile
 
@@ -61,6 +65,14 @@ def reading(path: Path) -> None:
     }
     for name, reader in readers.items():
         print(f"{name:<34}{size / seconds(reader):>8.1f} MB/s")
+
+
+def with_labels(workload: Workload, labels: int) -> Workload:
+    """The same rows with fewer labels: what the first layer costs then weighs more."""
+    x, y = workload.train.x, workload.train.y
+    fewer = SparseSamples(x, Bags(y.starts, y.indices % labels))
+    features = workload.build_model(0).features.num_embeddings
+    return replace(workload, train=fewer, model=partial(SparseMLP, features, labels))
 
 
 def spread(workload: Workload, micro_batch: int, count: int) -> None:
@@ -137,13 +149,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--micro-batch", type=int, default=36, help="the most rows")
     parser.add_argument("--count", type=int, default=100, help="micro-batches to measure")
+    parser.add_argument("--labels", type=int, help="fold the labels to so many")
     options = parser.parse_args()
     if options.what == "reading":
         if options.file is None:
             parser.error("reading needs a file")
         reading(options.file)
     else:
-        spread(workloads.load(options.workload, options.data), options.micro_batch, options.count)
+        workload = workloads.load(options.workload, options.data)
+        if options.labels is not None:
+            workload = with_labels(workload, options.labels)
+        spread(workload, options.micro_batch, options.count)
 
 
 if __name__ == "__main__":
