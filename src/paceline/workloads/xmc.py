@@ -123,7 +123,7 @@ def workload(name: str, header: Header, train: SparseSamples, test: SparseSample
         test=test if step == 1 else SparseSamples(*test[torch.arange(0, len(test), step)]),
         model=build,
         micro_batch=32,
-        target=0.6,
+        target=0.2,
         lr=0.3,
         adamw_lr=5e-3,
     )
