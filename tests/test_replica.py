@@ -9,7 +9,8 @@ import torch
 from pytest import approx
 from torch import nn
 
-from paceline.backends.replica import FlatSum, FreshGradient, Replica, in_shape
+from paceline.backends.flat import FlatSum, FreshGradient, in_shape
+from paceline.backends.replica import Replica
 from paceline.errors import PacelineError
 from paceline.node import Gradient
 from paceline.rules.noise import estimate
@@ -218,6 +219,82 @@ def test_sparse_gradients_of_an_embedding_become_dense():
     before = model.weight.detach().clone()
     replica.apply(replica.total(flat)[0])
     assert torch.allclose(before - model.weight.detach(), torch.tensor([[0.0, 0], [2, 2], [0, 0], [1, 1]]))
+
+
+def test_sparse_gradients_are_added_up_without_becoming_dense_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    sparse, dense = nn.Embedding(50, 3, sparse=True), nn.Embedding(50, 3)
+    dense.load_state_dict(sparse.state_dict())
+    weights, totals = torch.randn(4, 6, 3), []
+    for model in (sparse, dense):
+        replica, sums = replica_of(model), None
+        for part in range(4):
+            indices = torch.tensor([1, 49, 1, part, 7, 7])  # rows that come twice, and some that no other part has
+            (model(indices) * weights[part]).sum().backward()
+            if part == 2:  # a second pass over the same micro-batch adds to the first
+                (model(indices[:3]) * weights[part, :3]).sum().backward()
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "to_dense", None)
+                fresh = replica.take_gradients(part + 1, [range(part + 1)])
+                sums = fresh if sums is None else sums
+                if part:
+                    sums += fresh
+            assert model.weight.grad is None
+        flat, sound = replica.contribution(sums, working=True)
+        assert sound
+        totals.append(flat.sums.clone())
+        replica.apply(replica.total(flat)[0])
+    assert torch.allclose(*totals, rtol=1e-6, atol=1e-6) and torch.allclose(sparse.weight, dense.weight)
+    assert torch.equal(totals[0].view(50, 3)[10:40], torch.zeros(30, 3))
+
+
+def test_sparse_gradients_in_used_memory_leave_nothing_of_before():
+    model = nn.Embedding(4, 1, sparse=True)
+    replica = replica_of(model)
+    for row in (0, 3):
+        model(torch.tensor([row])).sum().backward()
+        flat, _ = replica.contribution(replica.take_gradients(2, [range(2)]), working=True)
+        assert flat.sums.tolist() == [2.0 * (each == row) for each in range(4)]
+        replica.apply(replica.total(flat)[0])
+
+
+def test_sparse_gradients_in_half_precision_are_added_up_in_full():
+    model = nn.Embedding(4, 2, sparse=True).bfloat16()
+    replica = replica_of(model)
+    gradients = []
+    for _ in range(2):
+        model(torch.tensor([1, 3, 1])).sum().backward()
+        gradients.append(replica.take_gradients(100, [range(100)]))
+    gradients[0] += gradients[1]
+    assert gradients[0].values.views[0].tolist() == [[0, 0], [400, 400], [0, 0], [200, 200]]
+    assert gradients[0].values.sums.dtype == torch.float32
+
+
+def test_a_second_backward_pass_is_noticed_with_sparse_gradients_too():
+    model = nn.Embedding(4, 2, sparse=True)
+    replica = replica_of(model)
+    before = replica.gradients_mark()
+    model(torch.tensor([1])).sum().backward()
+    assert replica.written_since(before)
+    mark = replica.gradients_mark()
+    assert not replica.written_since(mark)
+    model(torch.tensor([2])).sum().backward()
+    assert replica.written_since(mark)
+
+
+def test_what_sparse_gradients_cost_is_told():
+    model = nn.Sequential(nn.Embedding(100, 3, sparse=True), nn.Linear(3, 2))
+    replica, told = replica_of(model), []
+    replica.on_sparse = lambda *sizes: told.append(sizes)
+    model(torch.tensor([1])).sum().backward()
+    replica.contribution(replica.take_gradients(1, [range(1)]), working=True)
+    assert told == [(1200, 1232)]
+
+
+def test_an_optimizer_for_sparse_gradients_alone_is_refused():
+    model = nn.Embedding(4, 2, sparse=True)
+    with pytest.raises(PacelineError, match=r"SparseAdam takes sparse gradients alone.*Take SGD, Adam or AdamW"):
+        Replica(model, torch.optim.SparseAdam(model.parameters()))
 
 
 # ---- a round

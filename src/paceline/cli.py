@@ -28,6 +28,20 @@ ClusterOption = Annotated[
     Path | None, typer.Option("--cluster", help="TOML file with devices, jitter, network and faults.")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        help="cifar-10, digits, fashion-mnist, multi30k, synthetic, xmc or xmc-generated; options behind colons, "
+        "as in xmc-generated:like=amazon-670k:scale=0.01."
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="lenet-5 (default for images), resnet-18, vgg-19; mlp (also for fashion-mnist); seq2seq for multi30k; "
+        "sparse-mlp for xmc."
+    ),
+]
 ServersOption = Annotated[
     int | None, typer.Option("--servers", help="Of bsp, ssp, dssp, asp and gssp. Default: what each needs.", min=1)
 ]
@@ -42,13 +56,8 @@ def race(
         "all-reduce,balanced,abs-sgd"
     ),
     speeds: SpeedsOption = None,
-    workload: Annotated[str, typer.Option(help="cifar-10, digits, fashion-mnist, multi30k or synthetic.")] = "digits",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="lenet-5 (default for images), resnet-18, vgg-19; mlp (also for fashion-mnist); seq2seq for multi30k."
-        ),
-    ] = None,
+    workload: WorkloadOption = "digits",
+    model: ModelOption = None,
     optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the workload's for the optimizer.")] = None,
     backend: Annotated[str, typer.Option(help="processes or simulated.")] = "processes",

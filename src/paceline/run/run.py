@@ -13,7 +13,6 @@ It works alone, under torchrun and under `paceline run`; the script is the same.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -41,7 +41,6 @@ from paceline.run.saving import Saver
 from paceline.run.state import model_state, restore, to_resume, untrained_state
 from paceline.strategies import Strategy, create
 
-log = logging.getLogger("paceline")
 IDLE_SLICE = 0.05  # how long a rank without data sleeps before it asks again whether leases came back
 # A rank that gives leases back holds the run open for so many rounds: the others may have looked for data just before,
 # and with a strategy that is one round late what they find shows two rounds later.
@@ -169,6 +168,7 @@ class Run:
         micro_batch: int,
         epochs: int | None = None,
         seconds: float | None = None,
+        cost: ArrayLike | None = None,
         **dataloader_options: Any,
     ) -> Loader:
         """Micro-batches of the dataset for this rank; over all ranks every sample exactly once an epoch.
@@ -178,11 +178,12 @@ class Run:
             micro_batch: samples in a micro-batch, the smallest piece of work.
             epochs: how often every sample is used.
             seconds: take no new micro-batch after so long; with or instead of `epochs`.
+            cost: of each sample, in any unit: micro-batches then cost about the same, of at most `micro_batch` samples.
             dataloader_options: passed on to `torch.utils.data.DataLoader`: num_workers, collate_fn, pin_memory, …
         """
         if self._loader is not None:
             raise PacelineError("A run has one loader.", remedy="Make a second Run for a second training.")
-        self._loader = Loader(dataset, micro_batch, epochs, seconds, self._seed, dataloader_options)
+        self._loader = Loader(dataset, micro_batch, epochs, seconds, self._seed, cost, dataloader_options)
         self._connect_loader()
         return self._loader
 
