@@ -304,7 +304,7 @@ def test_a_simulated_race_is_byte_equal_for_equal_seeds(
     assert "share of ideal" in said and "report.html" in said
     content = json.loads(first)
     # Those of the issue, and what a reader needs to run the race again.
-    assert list(content) == [*RACE, "target", "failed", "micro_batch_seconds", "model", "optimizer", "lr"]
+    assert list(content) == [*RACE, "target", "failed", "micro_batch_seconds", "model", "optimizer", "lr", "versions"]
     assert (content["model"], content["optimizer"], content["lr"]) == ("mlp", "sgd", 0.1)
     assert [result["strategy"] for result in content["results"]] == ["all-reduce", "balanced", "abs-sgd"]
     for result in content["results"]:
@@ -327,7 +327,7 @@ def test_what_simulate_writes(
     assert paceline(monkeypatch, "simulate", *options) == 0
     assert "abs-sgd on 50 workers" in capsys.readouterr().out
     content = json.loads(file.read_text())
-    assert list(content) == [*RACE, "events", "events_per_second"]
+    assert list(content) == [*RACE, "events", "events_per_second", "versions"]
     (result,) = content["results"]
     assert list(result) == RESULT
     assert [list(worker) for worker in result["workers"]] == [WORKER] * 50

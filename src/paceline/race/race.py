@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from paceline.callbacks import JsonLines, replay
 from paceline.errors import PacelineError
 from paceline.launch.command import explain
 from paceline.launch.local import launch
@@ -27,6 +28,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.network import Network
 from paceline.strategies import create
 from paceline.summary import summarise
+from paceline.versions import versions
 from paceline.workloads.workload import Workload
 
 
@@ -71,6 +73,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
         "failed": {strategy: str(error) for strategy, error in failed.items()},
         "micro_batch_seconds": course.cluster.micro_batch_seconds,
         **spec.learning(workload),
+        "versions": versions(),
     }
     (folder / "race.json").write_text(json.dumps(race, indent=1) + "\n")
     show_race(race)
@@ -85,6 +88,7 @@ def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
         return _on_processes(course, strategy, folder)
     happened = race_simulated(course.spec, course.workload, course.cluster, strategy)
     write_events(folder / "events", happened)
+    replay(happened, JsonLines(folder / "metrics.jsonl"), {})
     for text in dict.fromkeys(event["text"] for event in happened if event["kind"] == "warning"):
         print(f"{strategy}: {text}")
     return happened

@@ -17,6 +17,7 @@ from paceline.report.words import count, percent
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
 from paceline.strategies import create
+from paceline.versions import versions
 
 BYTES_PER_PARAMETER = 4
 DEFAULT_MICRO_BATCH_SECONDS = 0.1
@@ -77,6 +78,7 @@ def simulate_timing(
         "seed": cluster.seed,
         "events": outcome.events,
         "events_per_second": rate,
+        "versions": versions(),
     }
 
 

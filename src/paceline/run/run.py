@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from paceline.backends.driver import Driver
 from paceline.backends.processes import ProcessNode
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import RoundNews, extra_numbers
+from paceline.callbacks import Callback
 from paceline.errors import PacelineError, print_as_paragraph
 from paceline.launch.surroundings import Surroundings
 from paceline.run import checkpoint as checkpoints
@@ -37,7 +38,7 @@ from paceline.run.giving_up import Abortable
 from paceline.run.loader import Loader
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
-from paceline.run.state import check_same_data, gather, model_state, newest_checkpoint, restore
+from paceline.run.state import average_buffers, check_same_data, gather, model_state, newest_checkpoint, restore
 from paceline.strategies import Strategy, create
 
 log = logging.getLogger("paceline")
@@ -56,6 +57,7 @@ class Run:
         out: where runs are kept.
         seed: of the shuffled order of the samples.
         join_timeout: seconds to wait for the other ranks at the start.
+        callbacks: told on rank 0 how it goes, beside `metrics.jsonl`; see `paceline.callbacks`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Run:
         out: str | Path = "runs",
         seed: int = 0,
         join_timeout: float = 120.0,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.strategy = create(strategy) if isinstance(strategy, str) else strategy
         self._name, self._out, self._seed, self._join_timeout = name, Path(out), seed, join_timeout
@@ -77,6 +80,7 @@ class Run:
         self._driver: Driver | None = None
         self._abortable: Abortable | None = None
         self._resumed = Checkpoint()
+        self._callbacks = callbacks
         self._after_round: list[Callable[[], None]] = []
         self._buffers_averaged_at = -1
         self._mark: list[tuple[Tensor, int]] = []
@@ -303,7 +307,7 @@ class Run:
         assert self._replica is not None and self._loader is not None and self._rates is not None
         described = {"strategy": self.strategy.name, "options": dataclasses.asdict(self.strategy)}
         described["schedulers"] = self._rates.find(self._loader)
-        self._rank = Rank(self.surroundings, self._replica, self._loader, described)
+        self._rank = Rank(self.surroundings, self._replica, self._loader, described, self._callbacks)
         self._start_alike()
         self._rank.start_leasing(self._resumed.values.get("used", []))
         self._rank.node.after_round = self._round_over
@@ -374,19 +378,11 @@ class Run:
         self._average_buffers()
 
     def _average_buffers(self) -> None:
-        """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""
         node = self.node
         if self._buffers_averaged_at == node.rounds:
             return
         self._buffers_averaged_at = node.rounds
-        buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
-        if not buffers or self.world_size == 1:
-            return
-        seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
-        weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]
-        *sums, whole = node.sum_now(torch.cat([*weighted, seen])).split([*(b.numel() for b in buffers), 1])
-        for buffer, part in zip(buffers, sums, strict=True):
-            buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
+        average_buffers(node)
 
     def _write_checkpoint(self, settled: list[range]) -> None:
         assert self._rates is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.backends.processes import ProcessNode
@@ -20,6 +21,18 @@ def model_state(replica: Replica) -> dict[str, Tensor]:
     """The model's state on the CPU, in memory of its own."""
     state = {name: tensor.detach().cpu().clone() for name, tensor in replica.model.state_dict().items()}
     return state | {name: part.detach().cpu().clone() for name, part in replica.committed.items()}
+
+
+def average_buffers(node: ProcessNode) -> None:
+    """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""
+    buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
+    if not buffers or node.world_size == 1:
+        return
+    seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
+    weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]
+    *sums, whole = node.sum_now(torch.cat([*weighted, seen])).split([*(b.numel() for b in buffers), 1])
+    for buffer, part in zip(buffers, sums, strict=True):
+        buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
 
 
 def gather(
