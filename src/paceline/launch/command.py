@@ -11,7 +11,9 @@ from paceline.launch.surroundings import new_run
 from paceline.report.progress import Progress
 
 
-def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float) -> int:
+def run_script(
+    command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, *, report: bool = False
+) -> int:
     """Run the script on every rank; its exit code is the first failure's, or 0.
 
     Args:
@@ -20,6 +22,7 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
         folder: where the run's own folder is made.
         port: of the control plane.
         join_timeout: seconds to wait for every rank to arrive.
+        report: whether to write a report into the run's folder at the end, however it ends.
     """
     if not Path(command[0]).is_file():
         raise PacelineError(f"There is no script {command[0]}.", remedy="Usage: paceline run --nproc 4 script.py.")
@@ -27,8 +30,19 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
     with Progress(run_folder / "events"):
         outcome = launch([sys.executable, *command], nproc, run_folder, port=port, join_timeout=join_timeout)
     print(f"The run's folder: {run_folder}")
+    if report:
+        _report(run_folder)
     explain(outcome, run_folder)
     return exit_code(outcome)
+
+
+def _report(folder: Path) -> None:
+    from paceline.report.folder import report_of_folder
+
+    try:
+        print(f"Report: {report_of_folder(folder)[0]}")
+    except PacelineError as error:  # the script's own outcome matters more
+        print(f"There is no report: {error}", file=sys.stderr)
 
 
 def explain(outcome: Launch, folder: Path) -> None:

@@ -21,6 +21,7 @@ from paceline.race.limit_of_race import contribution_bytes, measured_comm_second
 from paceline.race.simulated import race_simulated
 from paceline.race.spec import RaceSpec
 from paceline.record import Event, read_events, write_events
+from paceline.report.folder import strategy_folder
 from paceline.report.html import write_report
 from paceline.report.progress import Progress
 from paceline.report.table import show_race
@@ -55,7 +56,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     results, events, failed = [], {}, dict[str, PacelineError]()
     for strategy in spec.strategies:
         try:
-            events[strategy] = _run_strategy(course, strategy, folder / strategy.replace(":", "_").replace(" ", ""))
+            events[strategy] = _run_strategy(course, strategy, folder / strategy_folder(strategy))
             results.append(_result(course, strategy, events[strategy]))
         except PacelineError as error:  # the others are not to be lost with it
             print(f"{strategy}: {error}", flush=True)

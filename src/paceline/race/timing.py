@@ -13,6 +13,7 @@ from paceline.backends.learners import TimingLearner
 from paceline.backends.simulated import Simulation, simulate
 from paceline.errors import PacelineError
 from paceline.race.spec import ONE_MACHINE
+from paceline.record import Event, MemoryRecorder
 from paceline.report.words import count, percent
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
@@ -46,7 +47,14 @@ def cluster_of(
 
 
 def simulate_timing(
-    strategy: str, cluster: Cluster, *, seconds: float, micro_batch: int, parameters: int
+    strategy: str,
+    cluster: Cluster,
+    *,
+    seconds: float,
+    micro_batch: int,
+    parameters: int,
+    report: Path | None = None,
+    trace: Path | None = None,
 ) -> dict[str, Any]:
     """Simulate, print a summary, and return what `--json` holds: a race of one strategy without metrics.
 
@@ -56,13 +64,20 @@ def simulate_timing(
         seconds: of virtual time.
         micro_batch: samples in a micro-batch.
         parameters: of the model; they decide what an all-reduce costs.
+        report, trace: files to write. Either needs every single event, which costs time and memory.
     """
     if not 0 < seconds < inf:
         raise PacelineError(f"A simulation of {seconds:g} seconds is not possible.", remedy="Give more than zero.")
     learner = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER)
+    recorder = MemoryRecorder() if report or trace else None
     began = time.perf_counter()
     outcome = simulate(
-        create(strategy), cluster, micro_batch=micro_batch, seconds=seconds, learners=[learner] * cluster.workers
+        create(strategy),
+        cluster,
+        micro_batch=micro_batch,
+        seconds=seconds,
+        learners=[learner] * cluster.workers,
+        recorder=recorder,
     )
     rate = outcome.events / (time.perf_counter() - began)
     print(
@@ -70,7 +85,7 @@ def simulate_timing(
         f"{percent(outcome.share_of_ideal)} of ideal, {count(outcome.rounds)} rounds, "
         f"{count(outcome.samples_applied)} samples; {count(outcome.events)} events at {count(round(rate))} a second."
     )
-    return {
+    result = {
         "results": [_result(strategy, cluster, micro_batch, outcome)],
         "ideal_samples_per_second": outcome.ideal_samples_per_second,
         "speeds": [device.speed for device in cluster.devices],
@@ -80,6 +95,22 @@ def simulate_timing(
         "events_per_second": rate,
         "versions": versions(),
     }
+    if recorder is not None:
+        _write_files(result, {strategy: recorder.events}, report, trace)
+    return result
+
+
+def _write_files(result: dict[str, Any], runs: dict[str, list[Event]], report: Path | None, trace: Path | None) -> None:
+    from paceline.report.html import write_report
+    from paceline.report.trace import write_trace
+
+    if report is not None:
+        words = {"title": "Paceline simulation", "note": "Virtual time, timing only: nothing was learned."}
+        write_report(report, words | result, runs)
+        print(f"Report: {report}")
+    if trace is not None:
+        write_trace(trace, runs)
+        print(f"Trace: {trace}")
 
 
 def _result(strategy: str, cluster: Cluster, micro_batch: int, outcome: Simulation) -> dict[str, Any]:

@@ -27,6 +27,10 @@ HOW = (
     "Drag to zoom in, double-click to see all; a wheel zooms after a click, or with Ctrl. On a touch screen pinch and "
     "drag. With keys: + and −, ← and →, 0 for all, ↑ and ↓ for the worker, comma and full stop for the interval."
 )
+DELAYS = (
+    "Steps of the model between reading the parameters and using the gradient; what a strategy does to cure the delay is "
+    "not taken into account."
+)
 BUTTONS = {"left": ("←", "earlier"), "right": ("→", "later"), "in": ("+", "zoom in"), "out": ("−", "zoom out")}
 
 
@@ -65,8 +69,7 @@ def render(race: dict[str, Any], events_by_strategy: Mapping[str, Sequence[Event
         _of_each_run("batches", found),
         "<h2>How late gradients were used</h2>",
         _of_each_run("delays", found),
-        '<p class="soft">Steps of the model between reading the parameters and using the gradient; what a strategy does '
-        "to cure the delay is not taken into account.</p>",
+        f'<p class="soft">{DELAYS}</p>',
         sections.limits(found),
         "<h2>Where the samples went</h2>",
         sections.samples(found, runs),
@@ -130,7 +133,7 @@ def _of_each_run(kind: str, found: Sequence[Mapping[str, Any]]) -> str:
         f'<div data-chart="{kind}" data-run="{index}"></div></div>'
         for index, result in enumerate(found)
     ]
-    return f'<div class="charts">{"".join(cards)}</div>'
+    return f'<div class="charts runs">{"".join(cards)}</div>'
 
 
 def _timelines(found: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Event]]) -> str:
@@ -139,11 +142,10 @@ def _timelines(found: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[E
         name = str(result["strategy"])
         lanes = '<p class="soft">There are no events of this run.</p>'
         if runs[name]:
-            label = f"Timeline of {name}: a lane for each worker. Arrow keys move, plus and minus zoom."
-            lanes = (
-                f'<div class="timeline" data-run="{index}"><canvas tabindex="0" role="img" aria-label="{escape(label)}">'
-                f'</canvas><p class="readout soft" aria-live="polite">Point at a lane to see what it did.</p></div>'
-            )
+            label = escape(f"Timeline of {name}: a lane for each worker. Arrow keys move, plus and minus zoom.")
+            canvas = f'<canvas tabindex="0" role="img" aria-label="{label}"></canvas>'
+            readout = '<p class="readout soft" aria-live="polite"></p>'
+            lanes = f'<div class="timeline" data-run="{index}">{canvas}{readout}</div>'
         whole = sections.shares(result["workers"], result["seconds"])
         cards.append(f'<div class="card"><h3>{sections.dot(index)}{escape(name)}</h3>{lanes}{whole}</div>')
     return "".join(cards)

@@ -1,8 +1,8 @@
 """The timeline's data: what every worker did when, small enough for a page and whole enough to zoom into.
 
 A page holds two things of each lane. The shares of computing and communicating in a few thousand equal bins: whatever
-the number of events, the whole run can be drawn from these. And the single intervals, with samples and round, of all the
-run where they fit a budget, else of its beginning. Numbers travel as base64 of little-endian arrays, times in ticks.
+the number of events, the whole run can be drawn from these. And the single intervals, with samples and round: of all
+the run where they fit a budget, else of its beginning. Numbers travel as base64 of little-endian arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def timelines(runs: Mapping[str, Sequence[Event]], workers: Mapping[str, Sequenc
         workers: of each run, as in a race's results: those are named as workers, all other ranks as servers.
     """
     prepared = {name: _Lanes(events, workers.get(name, ())) for name, events in runs.items()}
-    until = _exact_seconds([lanes for lanes in prepared.values()])
+    until = _exact_seconds(list(prepared.values()))
     whole = all(lanes.span <= until for lanes in prepared.values())
     count = sum(len(lanes.shown) for lanes in prepared.values())
     bins = FEW_BINS if whole else max(min(MOST_BINS, BIN_BUDGET // max(count, 1)), 256)
@@ -59,7 +59,7 @@ class _Lanes:
         computing = {rank for rank, lane in self._done.items() if any(i.doing == "computing" for i in lane)}
         self._names = {
             rank: (f"rank {rank}", f"{speeds[rank]:,.0f}/s" if rank in speeds else "")
-            if rank in computing or rank in speeds
+            if rank in computing or speeds.get(rank)
             else (f"server {rank}", "")
             for rank in ranks
         }
@@ -85,7 +85,7 @@ class _Lanes:
             "left_out": self.left_out,
         }
 
-    def _lane(self, rank: int, edges: Floats, until: float, tick: float) -> dict[str, str]:
+    def _lane(self, rank: int, edges: Floats, until: float, tick: float) -> dict[str, Any]:
         done = self._done.get(rank, [])
         name, note = self._names[rank]
         shares = np.stack([_shares(done, doing, edges + self._start) for doing in ("computing", "communicating")])
@@ -98,6 +98,7 @@ class _Lanes:
         return {
             "name": name,
             "note": note,
+            "density": len(done) / self.span if done else 1.0,
             "shares": _packed(np.rint(255 * shares).astype("u1")),
             "start": _packed(ticks[:, 0]),
             "end": _packed(ticks[:, 1]),
@@ -141,7 +142,8 @@ def _shares(done: Sequence[Interval], doing: str, edges: Floats) -> Floats:
     until = np.cumsum(lengths)
     points = np.stack([starts, starts + lengths], axis=1).ravel()
     values = np.stack([until - lengths, until], axis=1).ravel()
-    return np.clip(np.diff(np.interp(edges, points, values)) / np.diff(edges), 0.0, 1.0)
+    shares: Floats = np.clip(np.diff(np.interp(edges, points, values)) / np.diff(edges), 0.0, 1.0)
+    return shares
 
 
 def _steps_of(events: Iterable[Event]) -> dict[int, list[float]]:
@@ -156,7 +158,7 @@ _Marks = tuple[dict[tuple[float, float], int], list[tuple[float, int]], list[tup
 
 
 def _marks_of(events: Iterable[Event]) -> dict[int, _Marks]:
-    """Of each rank: the samples of its micro-batches, when it gave something to which round, and when one was applied."""
+    """Of each rank: samples of its micro-batches, when it gave something to which round, and when one was applied."""
     marks: dict[int, _Marks] = defaultdict(lambda: ({}, [], []))
     for event in events:
         computed, given, applied = marks[event["rank"]]

@@ -24,7 +24,9 @@ LIMIT_NOTE = (
     "(above 100 % for smaller ones, which need fewer samples and more communication). Statistics: samples that a "
     "run without delay needs at its batch, divided by what it needed."
 )
-ACCOUNT_NOTE = "Every computed sample was applied, was discarded for a reason that was reported, or was still in flight."
+ACCOUNT_NOTE = (
+    "Every computed sample was applied, was discarded for a reason that was reported, or was still in flight."
+)
 
 
 def settings(race: Mapping[str, Any]) -> str:

@@ -75,7 +75,8 @@ def batches(events: Iterable[Event]) -> dict[str, Any]:
     for event in events:
         if event["kind"] in ("join", "step"):
             given[event["rank"]][event["round"]] = event["samples"]
-    rounds = _thinned(sorted({number for rank in given.values() for number in rank}))
+    # By a round without a sample ranks agree that all are done.
+    rounds = _thinned(sorted({number for rank in given.values() for number, samples in rank.items() if samples}))
     table = {rank: [given[rank].get(number) for number in rounds] for rank in sorted(given)}
     if len(table) <= MAX_WORKERS:
         return {"rounds": rounds, "curves": [[f"rank {rank}", values] for rank, values in table.items()]}
@@ -89,9 +90,9 @@ def delays(events: Sequence[Event]) -> Curve:
     """How many steps late gradients were applied: the delays, and the share of the samples that had each.
 
     The delay of a micro-batch is the number of steps that its rank's parameters made between its beginning, when they
-    were read, and the step that used it. Where the record says so itself (`delay` in `applied` and `step`), that counts.
-    Steps alone without it tell nothing: what a rank took from its neighbours meanwhile is not in the record. Cures (such
-    as looking ahead) are not taken into account.
+    were read, and the step that used it. Where the record says so itself (`delay` in `applied` and `step`), that
+    counts. Steps alone without it tell nothing: what a rank took from its neighbours meanwhile is not in the record.
+    Cures (such as looking ahead) are not taken into account.
     """
     counted: dict[int, int] = defaultdict(int)
     for own in _by_rank(events).values():

@@ -30,15 +30,15 @@
   // Curves over different points in one table, as uPlot wants them.
   const aligned = (curves) => uPlot.join(curves.map(({ x, y }) => [x, y]));
 
-  // A dashed line with its name: a target, the limit, the ideal.
-  function mark({ x, y, text }) {
+  // A dashed line with its name: a target, the limit, the ideal. The name of an upright one stands where no curve ends.
+  function mark({ x, y, text, high }) {
     return (plot) => {
       const { ctx, bbox } = plot, ratio = devicePixelRatio;
       const place = x !== undefined ? plot.valToPos(x, "x", true) : plot.valToPos(y, "y", true);
       const upright = x !== undefined;
       if (upright ? place < bbox.left || place > bbox.left + bbox.width : place < bbox.top || place > bbox.top + bbox.height) return;
       ctx.save();
-      ctx.strokeStyle = ctx.fillStyle = colour("--ink");
+      ctx.strokeStyle = colour("--ink");
       ctx.lineWidth = 1.25 * ratio;
       ctx.setLineDash([5 * ratio, 4 * ratio]);
       ctx.beginPath();
@@ -46,15 +46,20 @@
       else { ctx.moveTo(bbox.left, place); ctx.lineTo(bbox.left + bbox.width, place); }
       ctx.stroke();
       ctx.font = `${12 * ratio}px system-ui, sans-serif`;
-      ctx.textBaseline = "bottom";
+      ctx.textBaseline = "middle";
+      ctx.textAlign = "left";
+      const wide = ctx.measureText(text).width, tall = 16 * ratio, air = 4 * ratio;
+      let left = bbox.left + bbox.width - wide - 2 * air, middle = place + tall / 2 + air;
       if (upright) {
-        const right = place + ctx.measureText(text).width + 12 * ratio < bbox.left + bbox.width;
-        ctx.textAlign = right ? "left" : "right";
-        ctx.fillText(text, place + (right ? 5 : -5) * ratio, bbox.top + bbox.height - 5 * ratio);
-      } else {
-        ctx.textAlign = "right";
-        ctx.fillText(text, bbox.left + bbox.width - 4 * ratio, place - 2 * ratio);
+        left = place + air + wide < bbox.left + bbox.width ? place + air : place - 2 * air - wide;
+        middle = high ? bbox.top + tall / 2 : bbox.top + bbox.height - tall / 2 - air;
       }
+      ctx.fillStyle = colour("--card");
+      ctx.globalAlpha = 0.8;
+      ctx.fillRect(left - air / 2, middle - tall / 2, wide + air, tall);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = colour("--ink");
+      ctx.fillText(text, left, middle);
       ctx.restore();
     };
   }
@@ -74,7 +79,7 @@
     return {
       label, labelSize: 22, labelGap: 0, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
       stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 },
-      ticks: { stroke: () => colour("--line"), width: 1, size: 5 }, size: x ? 34 : 58, gap: 4, space: x ? 70 : 34,
+      ticks: { stroke: () => colour("--line"), width: 1, size: 5 }, size: x ? 34 : 58, gap: 4, space: unit === "steps" ? 26 : x ? 70 : 34,
       values: (_, values) => values.map((value) => WORDS[unit](value)),
       ...(unit === "rounds" || unit === "steps" ? { incrs: WHOLE } : {}),
     };
@@ -90,10 +95,10 @@
   function chart(element, { title, x, y, series, table, marks = [], atLeast = [], sync }) {
     const width = () => Math.max(element.clientWidth, 200);
     const options = {
-      width: width(), height: HEIGHT, padding: [10, 8, 0, 0],
+      width: width(), height: HEIGHT, padding: [10, 22, 0, 0],
       cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
-      legend: { markers: { width: 2 } },
-      scales: { x: { time: false }, y: { range: range(marks, atLeast) } },
+      legend: { markers: { width: 3, dash: (_, place) => place > 1 ? (place % 2 ? "dotted" : "dashed") : "solid" } },
+      scales: { x: { time: false, range: x.range || ((_, low, high) => [low, high > low ? high : low + 1]) }, y: { range: range(marks, atLeast) } },
       axes: [axis(x.label, x.unit, true), axis(y.label, y.unit, false)],
       series: [{ label: x.label, value: said(x.unit) }, ...series],
       hooks: { draw: marks.map(mark) },
@@ -123,13 +128,14 @@
 
   const noMetric = "No held-out metric was recorded. run.report(metric, loss) puts one into the record.";
   const target = data.target === null ? [] : [{ y: data.target, text: `target ${data.target}` }];
-  const limit = data.limit === null ? [] : [{ x: data.limit, text: `limit: target not before ${WORDS.seconds(data.limit)}` }];
+  const limit = data.limit === null ? [] : [{ x: data.limit, text: `limit: target not before ${data.limit.toFixed(1)} s` }];
+  const limitOfLoss = limit.map((each) => ({ ...each, high: true }));
   const ideal = [{ y: 1, text: "ideal: 100 %" }];
   const seconds = ["seconds", "seconds"], samples = ["samples", "samples applied"];
   const KINDS = {
     "metric-seconds": (element) => overRuns(element, "learning", seconds, ["metric", "held-out metric", "number"], { marks: [...target, ...limit], sync: "seconds", nothing: noMetric }),
     "metric-samples": (element) => overRuns(element, "learning", samples, ["metric", "held-out metric", "number"], { marks: target, sync: "samples", nothing: noMetric }),
-    "loss-seconds": (element) => overRuns(element, "learning", seconds, ["loss", "held-out loss", "number"], { marks: limit, sync: "seconds", nothing: noMetric }),
+    "loss-seconds": (element) => overRuns(element, "learning", seconds, ["loss", "held-out loss", "number"], { marks: limitOfLoss, sync: "seconds", nothing: noMetric }),
     "loss-samples": (element) => overRuns(element, "learning", samples, ["loss", "held-out loss", "number"], { sync: "samples", nothing: noMetric }),
     share: (element) => overRuns(element, "share", seconds, ["share", "share of ideal", "percent"], { marks: ideal, atLeast: [0], sync: "seconds", nothing: "No step was recorded." }),
     bytes: (element) => overRuns(element, "bytes", seconds, ["bytes", "bytes sent", "bytes"], { atLeast: [0], sync: "seconds", nothing: "Nothing was sent." }),
@@ -144,16 +150,18 @@
     delays: (element, run) => {
       const { delays, share, width } = run.delays;
       if (!delays.length) return empty(element, "The record does not tell how late the gradients of this run were.");
-      // An empty place on either side: bars stand on whole numbers, also when there is only one.
-      const x = [delays[0] - width[0], ...delays, delays[delays.length - 1] + width[0]];
       const bars = {
         label: "samples", value: said("percent"), stroke: () => colour("--s1"), fill: () => colour("--s1"), width: 0,
         paths: uPlot.paths.bars({ size: [0.7, 70] }), points: { show: false },
       };
       return chart(element, {
         title: `Steps between reading the parameters and using the gradient: ${run.name}`,
-        x: { label: width[0] > 1 ? `steps late, by ${width[0]}` : "steps late", unit: "steps" }, y: { label: "share of samples", unit: "percent" },
-        series: [bars], table: [x, [null, ...share, null]], atLeast: [0, 1],
+        x: {
+          label: width[0] > 1 ? `steps late, by ${width[0]}` : "steps late", unit: "steps",
+          range: () => [-0.7 * width[0], Math.max(delays[delays.length - 1], 2 * width[0]) + 0.7 * width[0]],
+        },
+        y: { label: "share of samples", unit: "percent" },
+        series: [bars], table: [delays, share], atLeast: [0, 1],
       });
     },
   };

@@ -29,6 +29,7 @@ const Paceline = (() => {
     constructor(packed, bins) {
       this.name = packed.name;
       this.note = packed.note;
+      this.density = packed.density;
       this.start = numbersOf(packed.start);
       this.end = numbersOf(packed.end);
       this.kind = bytesOf(packed.kind);

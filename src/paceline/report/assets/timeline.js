@@ -10,7 +10,8 @@
   const LANE = 24, GAP = 5, AXIS = 26, TOP = 4;
   const DRAG_PIXELS = 5;
   const NO_ROUND = 2 ** 32 - 1;
-  const EXACT_PER_PIXEL = 2; // closer together than this, single intervals cannot be told apart
+  const EXACT_PER_PIXEL = 0.25; // closer together than this, single intervals flicker and cannot be told apart
+  const PER_COLUMN = 8, WIDEST_COLUMN = 12; // intervals that a column tells the shares of: fewer would beat with the pixels
 
   class Timeline {
     constructor(element, data, view) {
@@ -19,7 +20,6 @@
       this.lanes = data.lanes.map((packed) => new Lane(packed, data.bins));
       this.canvas = element.querySelector("canvas");
       this.readout = element.querySelector(".readout");
-      this.hint = this.readout.textContent;
       this.pen = this.canvas.getContext("2d");
       this.chosen = null; // lane and, close up, interval that the readout tells of
       this.selection = null;
@@ -41,7 +41,7 @@
       }
       this.pen.setTransform(scale, 0, 0, scale, 0, 0);
       this.narrow = narrow;
-      this.left = narrow ? 58 : 118;
+      this.left = narrow ? 66 : 132; // as the bars below it
       this.width = Math.max(width - this.left - 10, 1);
       this.height = height;
     }
@@ -62,6 +62,7 @@
       this.drawAxis();
       const drawn = this.lanes.map((lane, row) => this.drawLane(lane, row));
       this.drawSelection();
+      if (!this.chosen) this.readout.textContent = this.hint(drawn.includes("intervals"));
       // For tests and for whoever looks with the browser's tools.
       Object.assign(this.canvas.dataset, { from: this.view.from, to: this.view.to, drawn: drawn.join(" ") });
     }
@@ -74,7 +75,7 @@
       pen.font = "12px system-ui, sans-serif";
       pen.textBaseline = "top";
       pen.lineWidth = 1;
-      for (let mark = Math.ceil(view.from / step - 1e-9); mark * step <= view.to * (1 + 1e-12); mark++) {
+      for (let mark = Math.max(Math.ceil(view.from / step - 1e-9), 0); mark * step <= view.to * (1 + 1e-12); mark++) {
         const x = Math.round(this.x(mark * step)) + 0.5;
         pen.strokeStyle = this.colours.line;
         pen.beginPath();
@@ -98,7 +99,7 @@
       if (lane.note && !this.narrow) {
         pen.fillStyle = this.colours.soft;
         pen.font = "12px system-ui, sans-serif";
-        pen.fillText(lane.note, 54, y + LANE / 2);
+        pen.fillText(lane.note, Math.min(pen.measureText(lane.name).width + 14, 70), y + LANE / 2);
       }
       const end = Math.min(this.x(this.data.span), this.left + this.width);
       if (end <= this.left) return "nothing";
@@ -142,12 +143,14 @@
     drawShares(lane, y, end) {
       const { pen, view } = this, binsPerSecond = this.data.bins / this.data.span;
       const perPixel = (view.to - view.from) / this.width * binsPerSecond, from = view.from * binsPerSecond;
-      for (let x = 0; this.left + x < end; x++) {
+      const perSecond = this.width / (view.to - view.from);
+      const wide = clamp(Math.ceil(PER_COLUMN * perSecond / lane.density), 1, WIDEST_COLUMN);
+      for (let x = 0; this.left + x < end; x += wide) {
         let y0 = y + LANE;
         for (const kind of [0, 1]) {
-          const high = LANE * lane.share(kind, from + x * perPixel, from + (x + 1) * perPixel);
+          const high = LANE * lane.share(kind, from + x * perPixel, from + (x + wide) * perPixel);
           pen.fillStyle = this.colours[KINDS[kind]];
-          pen.fillRect(this.left + x, y0 - high, 1, high);
+          pen.fillRect(this.left + x, y0 - high, Math.min(wide, end - this.left - x), high);
           y0 -= high;
         }
       }
@@ -175,6 +178,15 @@
 
     // ---- telling
 
+    hint(single) {
+      const { exact, span, left_out: more } = this.data, parts = [];
+      if (more) parts.push(`${more.toLocaleString("en")} more workers are not shown.`);
+      if (single) parts.push("Point at a lane, or use the keys, to see what it did.");
+      else if (this.view.from < exact) parts.push("Each column is a stretch of time and its shares; zoom in to see single micro-batches.");
+      if (exact < span) parts.push(`This page holds single micro-batches of the first ${timeText(exact, exact)} only.`);
+      return parts.join(" ");
+    }
+
     rowAt(y) {
       const row = Math.floor((y - TOP) / (LANE + GAP));
       return row >= 0 && row < this.lanes.length ? row : null;
@@ -184,7 +196,7 @@
       const row = this.rowAt(y), seconds = this.seconds(x);
       const inside = row !== null && x >= this.left && x <= this.left + this.width && seconds <= this.data.span;
       this.chosen = inside ? this.find(row, seconds) : null;
-      this.readout.textContent = inside ? this.tell(seconds) : this.hint;
+      if (inside) this.readout.textContent = this.tell(seconds);
       this.view.redraw();
     }
 
