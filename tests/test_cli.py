@@ -58,17 +58,20 @@ OPTIONS = {
         "--noise-scale",
         "--speeds",
     ],
-    "run": ["--join-timeout", "--name", "--nproc", "--out", "--port"],
+    "report": ["--markdown", "--open", "--png", "--trace"],
+    "run": ["--join-timeout", "--name", "--nproc", "--out", "--port", "--report"],
     "simulate": [
         "--cluster",
         "--json",
         "--micro-batch",
         "--micro-batch-seconds",
         "--parameters",
+        "--report",
         "--seconds",
         "--seed",
         "--speeds",
         "--strategy",
+        "--trace",
         "--workers",
     ],
     "strategies": [],
@@ -278,8 +281,10 @@ def test_a_mistake_gets_one_clear_paragraph(
 def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
-    def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float) -> int:
-        seen.update(command=command, nproc=nproc, folder=folder)
+    def run_script(
+        command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, *, report: bool
+    ) -> int:
+        seen.update(command=command, nproc=nproc, folder=folder, report=report)
         return 3
 
     monkeypatch.setattr("paceline.launch.command.run_script", run_script)
@@ -287,6 +292,7 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert code == 3, "the script's exit code"
     assert seen["command"] == ["s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z"]
     assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
+    assert not seen["report"]
 
 
 def test_a_simulated_race_is_byte_equal_for_equal_seeds(

@@ -51,8 +51,9 @@ def line_chart(curves: Sequence[Curve], *, x_label: str, y_label: str, target: f
             f"{escape(y_label)}: nothing was recorded</text></svg>"
         )
     ys = [y for _, y in points] + ([target] if target is not None else [])
-    x_ticks, y_ticks = ticks(0.0, max(x for x, _ in points)), ticks(min(ys), max(ys))
-    place = _Placing(x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1])
+    longest, y_ticks = max(x for x, _ in points) or 1.0, ticks(min(ys), max(ys))
+    x_ticks = [mark for mark in ticks(0.0, longest) if mark <= longest]
+    place = _Placing(0.0, longest, y_ticks[0], y_ticks[-1])
     parts = [_grid(place, x_ticks, y_ticks), _labels(x_label, y_label)]
     if target is not None:
         d = f"M{LEFT} {place.y(target):.1f}H{WIDTH - RIGHT}"

@@ -28,9 +28,14 @@ HOW = (
     "drag. With keys: + and −, ← and →, 0 for all, ↑ and ↓ for the worker, comma and full stop for the interval."
 )
 DELAYS = (
-    "Steps of the model between reading the parameters and using the gradient; what a strategy does to cure the delay is "
-    "not taken into account."
+    "Steps of the model between reading the parameters and using the gradient; what a strategy does to cure the delay "
+    "is not taken into account."
 )
+PACE = (
+    "Samples count when they are applied, evenly since the step before: after a start or a stall, what had been under "
+    "way for long can stand above 100 %."
+)
+NO_METRIC = "No held-out metric was recorded. In a training script run.report(metric, loss) puts one into the record."
 BUTTONS = {"left": ("←", "earlier"), "right": ("→", "later"), "in": ("+", "zoom in"), "out": ("−", "zoom out")}
 
 
@@ -60,9 +65,10 @@ def render(race: dict[str, Any], events_by_strategy: Mapping[str, Sequence[Event
         "<h2>Result</h2>",
         sections.results(race),
         "<h2>Learning</h2>",
-        _charts("metric-seconds", "metric-samples", "loss-seconds", "loss-samples"),
+        _learning(runs),
         "<h2>Pace and traffic</h2>",
         _charts("share", "bytes"),
+        f'<p class="soft">{PACE}</p>',
         "<h2>Who did what when</h2>",
         _timelines(found, runs),
         "<h2>Samples of each worker in each round</h2>",
@@ -125,6 +131,12 @@ def _data(race: Mapping[str, Any], runs: Mapping[str, Sequence[Event]]) -> dict[
 def _charts(*kinds: str) -> str:
     cards = "".join(f'<div class="card"><div data-chart="{kind}"></div></div>' for kind in kinds)
     return f'<div class="charts">{cards}</div>'
+
+
+def _learning(runs: Mapping[str, Sequence[Event]]) -> str:
+    if not any(event["kind"] == "metric" for events in runs.values() for event in events):
+        return f'<div class="card soft">{NO_METRIC}</div>'
+    return _charts("metric-seconds", "metric-samples", "loss-seconds", "loss-samples")
 
 
 def _of_each_run(kind: str, found: Sequence[Mapping[str, Any]]) -> str:

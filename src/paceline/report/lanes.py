@@ -52,7 +52,7 @@ class _Lanes:
     def __init__(self, events: Sequence[Event], workers: Sequence[Mapping[str, Any]]) -> None:
         self._start, end = window_of(events)
         self._done, self._steps, self._marks = intervals(events), _steps_of(events), _marks_of(events)
-        last = max((lane[-1].end for lane in self._done.values()), default=end)
+        last = max((interval.end for lane in self._done.values() for interval in lane), default=end)
         self.span = max(end, last) - self._start
         speeds = {worker["rank"]: worker["speed"] for worker in workers}
         ranks = sorted({*speeds, *(event["rank"] for event in events)})
@@ -98,7 +98,7 @@ class _Lanes:
         return {
             "name": name,
             "note": note,
-            "density": len(done) / self.span if done else 1.0,
+            "density": len(done) / self.span if done and self.span else 1.0,
             "shares": _packed(np.rint(255 * shares).astype("u1")),
             "start": _packed(ticks[:, 0]),
             "end": _packed(ticks[:, 1]),

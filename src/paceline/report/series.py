@@ -99,7 +99,7 @@ def delays(events: Sequence[Event]) -> Curve:
         told = [event for event in own if "delay" in event]
         for event in told:
             counted[event["delay"]] += event["own"] if event["kind"] == "applied" else event["samples"]
-        if not told:
+        if not told and not any(event["kind"] == "step" for event in own):
             _derive_delays(own, counted)
     width = ceil((max(counted, default=0) + 1) / MAX_DELAYS)
     merged: dict[int, int] = defaultdict(int)

@@ -126,7 +126,7 @@
     });
   }
 
-  const noMetric = "No held-out metric was recorded. run.report(metric, loss) puts one into the record.";
+  const noMetric = "No number that can be drawn was recorded.";
   const target = data.target === null ? [] : [{ y: data.target, text: `target ${data.target}` }];
   const limit = data.limit === null ? [] : [{ x: data.limit, text: `limit: target not before ${data.limit.toFixed(1)} s` }];
   const limitOfLoss = limit.map((each) => ({ ...each, high: true }));
