@@ -137,7 +137,7 @@ def test_pointing_tells_worker_state_time_samples_and_round(visit: Visit, page_f
     page.drag(timeline.at(0.001), timeline.at(0.02))
     page.mouse("mouseMoved", *timeline.at(0.5, row=3))
     said = timeline.says()
-    assert said.startswith("rank 3 · computing · ") and "32 samples" in said and "round " in said and " ms – " in said
+    assert said.startswith("rank 3 · computing · ") and "32 samples" in said and "round " in said and "(80 ms)" in said
     from_, to = timeline.seen()
     blocked = next(part / 50 for part in range(50) if ((from_ + part / 50 * (to - from_)) % 0.0836) > 0.06)
     page.mouse("mouseMoved", *timeline.at(blocked))

@@ -14,7 +14,7 @@ from paceline.node import GIVEN_UP
 from paceline.record import Event
 from paceline.summary import window_of
 
-WINDOWS = 100
+WINDOWS = 50
 """In which the share of ideal is told over a run: fine enough for a disturbance, coarse enough for a calm line."""
 MAX_POINTS = 400
 """Of a curve: more than a screen can show; a long run must not make a heavy page."""
@@ -54,7 +54,7 @@ def share_of_ideal(events: Sequence[Event], ideal: float) -> Curve:
     ...        {"kind": "applied", "rank": 0, "t": 10.0, "round": 1, "samples": 100, "own": 100}]
     >>> curve = share_of_ideal(run, 100.0)
     >>> [(curve["seconds"][at], curve["share"][at]) for at in (0, -1)]
-    [(0.05, 0.8), (9.95, 0.2)]
+    [(0.1, 0.8), (9.9, 0.2)]
     """
     start, end = window_of(events)
     if end <= start or ideal <= 0:

@@ -10,7 +10,7 @@
   const drawn = [];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const round = (value, digits) => Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
+  const round = (value, digits) => value.toLocaleString("en", { maximumSignificantDigits: digits });
   const scaled = (value, steps, base) => {
     let unit = 0;
     while (Math.abs(value) >= base && unit < steps.length - 1) { value /= base; unit++; }
@@ -36,7 +36,8 @@
       const { ctx, bbox } = plot, ratio = devicePixelRatio;
       const place = x !== undefined ? plot.valToPos(x, "x", true) : plot.valToPos(y, "y", true);
       const upright = x !== undefined;
-      if (upright ? place < bbox.left || place > bbox.left + bbox.width : place < bbox.top || place > bbox.top + bbox.height) return;
+      const [low, long] = upright ? [bbox.left, bbox.width] : [bbox.top, bbox.height];
+      if (place < low || place > low + long) return; // zoomed away
       ctx.save();
       ctx.strokeStyle = colour("--ink");
       ctx.lineWidth = 1.25 * ratio;
@@ -79,7 +80,8 @@
     return {
       label, labelSize: 22, labelGap: 0, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
       stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 },
-      ticks: { stroke: () => colour("--line"), width: 1, size: 5 }, size: x ? 34 : 58, gap: 4, space: unit === "steps" ? 26 : x ? 70 : 34,
+      ticks: { stroke: () => colour("--line"), width: 1, size: 5 },
+      size: x ? 34 : 58, gap: 4, space: unit === "steps" ? 26 : x ? 70 : 34,
       values: (_, values) => values.map((value) => WORDS[unit](value)),
       ...(unit === "rounds" || unit === "steps" ? { incrs: WHOLE } : {}),
     };
@@ -98,7 +100,10 @@
       width: width(), height: HEIGHT, padding: [10, 22, 0, 0],
       cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
       legend: { markers: { width: 3, dash: (_, place) => place > 1 ? (place % 2 ? "dotted" : "dashed") : "solid" } },
-      scales: { x: { time: false, range: x.range || ((_, low, high) => [low, high > low ? high : low + 1]) }, y: { range: range(marks, atLeast) } },
+      scales: {
+        x: { time: false, range: x.range || ((_, low, high) => [low, high > low ? high : low + 1]) },
+        y: { range: range(marks, atLeast) },
+      },
       axes: [axis(x.label, x.unit, true), axis(y.label, y.unit, false)],
       series: [{ label: x.label, value: said(x.unit) }, ...series],
       hooks: { draw: marks.map(mark) },
@@ -106,7 +111,9 @@
     element.setAttribute("role", "img");
     element.setAttribute("aria-label", title);
     const plot = new uPlot(options, table, element);
-    new ResizeObserver(() => { if (plot.width !== width()) plot.setSize({ width: width(), height: HEIGHT }); }).observe(element);
+    new ResizeObserver(() => {
+      if (plot.width !== width()) plot.setSize({ width: width(), height: HEIGHT });
+    }).observe(element);
     drawn.push(plot);
   }
 
@@ -117,7 +124,8 @@
 
   // One curve a run, of two of its fields.
   function overRuns(element, part, [xName, xLabel], [yName, yLabel, yUnit], more = {}) {
-    const runs = data.runs.map((run, place) => ({ name: run.name, place, x: run[part][xName], y: run[part][yName] }))
+    const runs = data.runs
+      .map((run, place) => ({ name: run.name, place, x: run[part][xName], y: run[part][yName] }))
       .filter(({ y }) => y.some((value) => value !== null));
     if (!runs.length) return empty(element, more.nothing);
     return chart(element, {
@@ -126,25 +134,34 @@
     });
   }
 
-  const noMetric = "No number that can be drawn was recorded.";
   const target = data.target === null ? [] : [{ y: data.target, text: `target ${data.target}` }];
-  const limit = data.limit === null ? [] : [{ x: data.limit, text: `limit: target not before ${data.limit.toFixed(1)} s` }];
+  const soonest = (at) => `limit: target not before ${at.toFixed(1)} s`;
+  const limit = data.limit === null ? [] : [{ x: data.limit, text: soonest(data.limit) }];
   const limitOfLoss = limit.map((each) => ({ ...each, high: true }));
   const ideal = [{ y: 1, text: "ideal: 100 %" }];
   const seconds = ["seconds", "seconds"], samples = ["samples", "samples applied"];
+  const metric = ["metric", "held-out metric", "number"], loss = ["loss", "held-out loss", "number"];
+  const share = ["share", "share of ideal", "percent"], bytes = ["bytes", "bytes sent", "bytes"];
+  const nothing = "No number that can be drawn was recorded.";
+  const learning = (over, what, marks) => (element) =>
+    overRuns(element, "learning", over, what, { marks, sync: over[0], nothing });
+  const pace = (what, marks) => (element) =>
+    overRuns(element, what[0], seconds, what, { marks, atLeast: [0], sync: "seconds", nothing });
   const KINDS = {
-    "metric-seconds": (element) => overRuns(element, "learning", seconds, ["metric", "held-out metric", "number"], { marks: [...target, ...limit], sync: "seconds", nothing: noMetric }),
-    "metric-samples": (element) => overRuns(element, "learning", samples, ["metric", "held-out metric", "number"], { marks: target, sync: "samples", nothing: noMetric }),
-    "loss-seconds": (element) => overRuns(element, "learning", seconds, ["loss", "held-out loss", "number"], { marks: limitOfLoss, sync: "seconds", nothing: noMetric }),
-    "loss-samples": (element) => overRuns(element, "learning", samples, ["loss", "held-out loss", "number"], { sync: "samples", nothing: noMetric }),
-    share: (element) => overRuns(element, "share", seconds, ["share", "share of ideal", "percent"], { marks: ideal, atLeast: [0], sync: "seconds", nothing: "No step was recorded." }),
-    bytes: (element) => overRuns(element, "bytes", seconds, ["bytes", "bytes sent", "bytes"], { atLeast: [0], sync: "seconds", nothing: "Nothing was sent." }),
+    "metric-seconds": learning(seconds, metric, [...target, ...limit]),
+    "metric-samples": learning(samples, metric, target),
+    "loss-seconds": learning(seconds, loss, limitOfLoss),
+    "loss-samples": learning(samples, loss, []),
+    share: pace(share, ideal),
+    bytes: pace(bytes, []),
     batches: (element, run) => {
       const { rounds, curves } = run.batches;
       if (!rounds.length) return empty(element, "No round was recorded.");
       return chart(element, {
-        title: `Samples of each worker in each round: ${run.name}`, x: { label: "round", unit: "rounds" }, y: { label: "samples", unit: "samples" },
-        series: curves.map(([name], place) => line(name, place, "rounds")), table: [rounds, ...curves.map(([, values]) => values)], atLeast: [0],
+        title: `Samples of each worker in each round: ${run.name}`,
+        x: { label: "round", unit: "rounds" }, y: { label: "samples", unit: "samples" },
+        series: curves.map(([name], place) => line(name, place, "rounds")),
+        table: [rounds, ...curves.map(([, values]) => values)], atLeast: [0],
       });
     },
     delays: (element, run) => {
@@ -169,5 +186,7 @@
   for (const element of document.querySelectorAll("[data-chart]")) {
     KINDS[element.dataset.chart](element, data.runs[element.dataset.run]);
   }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((plot) => plot.redraw(false)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const plot of drawn) plot.redraw(false);
+  });
 })();

@@ -19,9 +19,10 @@ const Paceline = (() => {
     return low;
   }
 
-  // A time in the unit that suits the seconds on the screen.
-  function timeText(seconds, span) {
-    const [factor, unit, digits] = span < 2e-3 ? [1e6, "µs", 0] : span < 2 ? [1e3, "ms", span < 0.02 ? 2 : 1] : [1, "s", span < 20 ? 2 : 1];
+  // A time with as many digits as the seconds on the screen need, in the unit that suits the largest of them.
+  function timeText(seconds, span, largest = seconds) {
+    const [factor, unit] = largest >= 1 ? [1, "s"] : largest >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+    const digits = clamp(Math.ceil(2 - Math.log10(span * factor)), 0, 6);
     return `${(seconds * factor).toLocaleString("en", { maximumFractionDigits: digits })} ${unit}`;
   }
 

@@ -1,7 +1,7 @@
 // Who did what when: a canvas for each run, with a lane for each worker. All runs of a page show the same seconds.
 //
-// Far out, a lane is drawn from shares in equal bins; close up, from single intervals, where the page holds them. So the
-// work of a picture depends on its width, never on the number of events.
+// Far out, a lane is drawn from shares in equal bins; close up, from single intervals, where the page holds them. So
+// the work of a picture depends on its width, never on the number of events.
 "use strict";
 
 (() => {
@@ -11,7 +11,7 @@
   const DRAG_PIXELS = 5;
   const NO_ROUND = 2 ** 32 - 1;
   const EXACT_PER_PIXEL = 0.25; // closer together than this, single intervals flicker and cannot be told apart
-  const PER_COLUMN = 8, WIDEST_COLUMN = 12; // intervals that a column tells the shares of: fewer would beat with the pixels
+  const PER_COLUMN = 8, WIDEST_COLUMN = 12; // intervals that a column stands for: fewer would beat with the pixels
 
   class Timeline {
     constructor(element, data, view) {
@@ -58,7 +58,8 @@
       this.measure();
       const { pen } = this;
       pen.clearRect(0, 0, this.left + this.width + 10, this.height);
-      this.colours = Object.fromEntries([...KINDS, "step", "ink", "soft", "line", "select"].map((name) => [name, colour(`--${name}`)]));
+      const names = [...KINDS, "step", "ink", "soft", "line", "select"];
+      this.colours = Object.fromEntries(names.map((name) => [name, colour(`--${name}`)]));
       this.drawAxis();
       const drawn = this.lanes.map((lane, row) => this.drawLane(lane, row));
       this.drawSelection();
@@ -69,7 +70,7 @@
 
     drawAxis() {
       const { pen, view } = this, length = view.to - view.from;
-      const rough = length / Math.max(this.width / 110, 2), power = 10 ** Math.floor(Math.log10(rough));
+      const rough = length / Math.max(this.width / 90, 2), power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
       const floor = this.height - AXIS + 2;
       pen.font = "12px system-ui, sans-serif";
@@ -83,7 +84,7 @@
         pen.lineTo(x, floor + 3);
         pen.stroke();
         pen.fillStyle = this.colours.soft;
-        const text = timeText(mark * step, length), half = pen.measureText(text).width / 2;
+        const text = timeText(mark * step, length, view.to), half = pen.measureText(text).width / 2;
         pen.textAlign = "center";
         pen.fillText(text, clamp(x, this.left + half, this.left + this.width + 8 - half), floor + 6);
       }
@@ -182,7 +183,7 @@
       const { exact, span, left_out: more } = this.data, parts = [];
       if (more) parts.push(`${more.toLocaleString("en")} more workers are not shown.`);
       if (single) parts.push("Point at a lane, or use the keys, to see what it did.");
-      else if (this.view.from < exact) parts.push("Each column is a stretch of time and its shares; zoom in to see single micro-batches.");
+      else parts.push("Each column is a stretch of time and its shares; zoom in to see more.");
       if (exact < span) parts.push(`This page holds single micro-batches of the first ${timeText(exact, exact)} only.`);
       return parts.join(" ");
     }
@@ -208,8 +209,12 @@
     }
 
     tell(seconds) {
-      const { row, at } = this.chosen, lane = this.lanes[row], { tick } = this.data, length = this.view.to - this.view.from;
-      const span = (from, to) => `${timeText(from, length)} – ${timeText(to, length)} (${timeText(to - from, to - from)})`;
+      const { row, at } = this.chosen, lane = this.lanes[row], { tick } = this.data;
+      const length = this.view.to - this.view.from;
+      const span = (from, to) => {
+        const long = timeText(to - from, to - from);
+        return `${timeText(from, length, to)} – ${timeText(to, length)} (${long})`;
+      };
       if (at !== undefined) {
         const parts = [lane.name, KINDS[lane.kind[at]], span(lane.start[at] * tick, lane.end[at] * tick)];
         if (lane.samples[at]) parts.push(`${lane.samples[at].toLocaleString("en")} samples`);
@@ -320,11 +325,13 @@
     // To another lane, or to the interval before or after; the readout tells of it, also to a screen reader.
     walk(rows, steps) {
       const { view, data } = this, { tick } = data;
-      const row = clamp((this.chosen ? this.chosen.row : rows > 0 ? -1 : 0) + rows, 0, this.lanes.length - 1), lane = this.lanes[row];
-      let seconds = clamp((view.from + view.to) / 2, 0, data.span);
-      if (this.chosen && this.chosen.at !== undefined) seconds = this.lanes[this.chosen.row].start[this.chosen.at] * tick;
+      const before = this.chosen ? this.chosen.row : rows > 0 ? -1 : 0;
+      const row = clamp(before + rows, 0, this.lanes.length - 1), lane = this.lanes[row];
+      const known = this.chosen && this.chosen.at !== undefined;
+      const middle = clamp((view.from + view.to) / 2, 0, data.span);
+      let seconds = known ? this.lanes[before].start[this.chosen.at] * tick : middle;
       let at = Math.max(placeAfter(lane.start, seconds / tick + 0.5) - 1, 0);
-      if (this.chosen && this.chosen.at !== undefined) at = clamp(at + steps, 0, lane.start.length - 1);
+      if (known) at = clamp(at + steps, 0, lane.start.length - 1);
       if (at < lane.start.length && (steps || seconds <= data.exact)) {
         this.chosen = { row, at };
         seconds = (lane.start[at] + lane.end[at]) / 2 * tick;
@@ -343,7 +350,12 @@
   for (const element of document.querySelectorAll(".timeline")) {
     view.timelines.push(new Timeline(element, runs[element.dataset.run].timeline, view));
   }
-  const buttons = { in: () => view.zoom(0.5), out: () => view.zoom(2), left: () => view.pan(-0.4), right: () => view.pan(0.4), all: () => view.show(0, view.span) };
-  for (const button of document.querySelectorAll("button[data-zoom]")) button.addEventListener("click", buttons[button.dataset.zoom]);
+  const actions = {
+    in: () => view.zoom(0.5), out: () => view.zoom(2), left: () => view.pan(-0.4), right: () => view.pan(0.4),
+    all: () => view.show(0, view.span),
+  };
+  for (const button of document.querySelectorAll("button[data-zoom]")) {
+    button.addEventListener("click", actions[button.dataset.zoom]);
+  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.redraw());
 })();
