@@ -13,7 +13,7 @@ It works alone, under torchrun and under `paceline run`; the script is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from paceline.backends.driver import Driver
 from paceline.backends.processes import ProcessNode
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import RoundNews, extra_numbers
+from paceline.callbacks import Callback
 from paceline.errors import PacelineError, print_as_paragraph
 from paceline.launch.roles import Servers
 from paceline.launch.surroundings import Surroundings
@@ -58,6 +59,7 @@ class Run:
         join_timeout: seconds to wait for the other ranks at the start.
         servers: ranks that serve, for strategies with servers: how many, the last ones; or which, `"0,4"`; or `"host"`,
             the last one of every host. `paceline run --servers` counts more.
+        callbacks: told on rank 0 how it goes, beside `metrics.jsonl`; see `paceline.callbacks`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Run:
         seed: int = 0,
         join_timeout: float = 120.0,
         servers: Servers = 0,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.strategy = create(strategy) if isinstance(strategy, str) else strategy
         self._name, self._out, self._seed, self._join_timeout = name, Path(out), seed, join_timeout
@@ -81,6 +84,7 @@ class Run:
         self._driver: Driver | None = None
         self._abortable: Abortable | None = None
         self._resumed = Checkpoint()
+        self._callbacks = callbacks
         self._after_round: list[Callable[[], None]] = []
         self._mark: list[tuple[Tensor, int]] = []
 
@@ -201,7 +205,9 @@ class Run:
             raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
         self._replica = Replica(model, optimizer, clip_norm, extra_numbers(self.world_size))
         place = self.surroundings
-        self._rates = LearningRates(optimizer, place.workers, place.control, self._say_called)
+        self._rates = LearningRates(
+            optimizer, place.workers, place.control, lambda: setattr(self.node, "scheduler_called", True)
+        )
         self._connect_loader()
         return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
 
@@ -319,9 +325,8 @@ class Run:
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
-        schedulers = self._rates.find(self._loader)
-        self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers)
-        describes = self.strategy.name, self._data()
+        schedulers, describes = self._rates.find(self._loader), (self.strategy.name, self._data())
+        self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers, self._callbacks)
         self._saver = Saver(self._rank, self._rates, self._share_of, describes, self.folder / "checkpoints")
         self._start_alike()
         self._rank.start_leasing(self._resumed.values.get("used", []))
@@ -356,9 +361,6 @@ class Run:
         if not gradient.count:  # given up
             self._loader.repeat()
         self._driver.give(gradient)
-
-    def _say_called(self) -> None:
-        self.node.scheduler_called = True
 
     def _gradients_zeroed(self) -> None:
         """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been
