@@ -231,7 +231,8 @@ def test_the_run_goes_on_without_a_killed_rank(ranks: Ranks, strategy: str, vict
     assert len({tuple(fact["final"]) for fact in living}) == 1
     assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
     books = account(outcome.events)
-    assert books.errors == ()
+    told = [error for error in books.errors if not error.startswith(f"rank {victim} computed")]
+    assert not told, "all but the dead rank have written down what they did"
     if victim < 3:
         assert books.applied == outcome.ledger["used"] == 3 * 61, "no sample is used twice, and none is lost"
     warned = [event["text"] for event in outcome.events if event["kind"] == "warning"]
