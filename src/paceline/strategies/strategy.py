@@ -60,4 +60,4 @@ class Strategy(ABC):
 
     async def server(self, node: Node) -> None:
         """What a rank does that serves the others; see `check_servers`."""
-        raise NotImplementedError(self.name)
+        raise PacelineError(f"The strategy {self.name} has no servers.")
