@@ -10,8 +10,8 @@
          which updates are unequal; only the gate ends it. `paper=True` is that.
 [code]   δ = 0.1; `rule=release`: b_i ± 32 by the sign.
 [ours]   `renormalise`: perturbed weights are divided by their sum. β is bounded (see `rules.batch_scaling`).
-[ours]   taken is what is asked for: the control plane counts a batch when its worker begins it. A worker that hears late
-         that M are taken begins one more.
+[ours]   taken is what is asked for: the control plane counts a batch when its worker begins it. A worker that hears
+         late that M are taken begins one more.
 [ours]   the rate is in proportion to the samples that a batch really has, for Adam and its kin to their root.
 [ours]   `overlap=True`: nobody waits. Workers go on with the next mega-batch while the others end theirs and while the
          models travel; w_i ← w_i + w' − (w_i that was merged).
@@ -80,7 +80,7 @@ class AdaptiveSgd(Strategy):
         target_of_a_round(self, self.mega_batch or node.micro_batch, node.micro_batch)
         if self.paper and node.rank == 0 and (node.steps.momentum or node.steps.adaptive):
             node.warn(
-                "Adaptive SGD as published steps with plain SGD: here each replica keeps an optimizer with memory."
+                "Adaptive SGD as published steps with plain SGD; here the optimizer of each replica has a memory."
             )
         merges, round_number = Merges(self, node), 0
         while not node.finished:
