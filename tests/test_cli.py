@@ -58,17 +58,20 @@ OPTIONS = {
         "--noise-scale",
         "--speeds",
     ],
-    "run": ["--join-timeout", "--name", "--nproc", "--out", "--port"],
+    "report": ["--markdown", "--open", "--png", "--trace"],
+    "run": ["--join-timeout", "--name", "--nproc", "--out", "--port", "--report"],
     "simulate": [
         "--cluster",
         "--json",
         "--micro-batch",
         "--micro-batch-seconds",
         "--parameters",
+        "--report",
         "--seconds",
         "--seed",
         "--speeds",
         "--strategy",
+        "--trace",
         "--workers",
     ],
     "strategies": [],
@@ -278,8 +281,10 @@ def test_a_mistake_gets_one_clear_paragraph(
 def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
-    def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float) -> int:
-        seen.update(command=command, nproc=nproc, folder=folder)
+    def run_script(
+        command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, *, report: bool
+    ) -> int:
+        seen.update(command=command, nproc=nproc, folder=folder, report=report)
         return 3
 
     monkeypatch.setattr("paceline.launch.command.run_script", run_script)
@@ -287,6 +292,7 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert code == 3, "the script's exit code"
     assert seen["command"] == ["s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z"]
     assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
+    assert not seen["report"]
 
 
 def test_a_simulated_race_is_byte_equal_for_equal_seeds(
@@ -304,7 +310,8 @@ def test_a_simulated_race_is_byte_equal_for_equal_seeds(
     assert "share of ideal" in said and "report.html" in said
     content = json.loads(first)
     # Those of the issue, and what a reader needs to run the race again.
-    assert list(content) == [*RACE, "metric", "target", "failed", "micro_batch_seconds", "model", "optimizer", "lr"]
+    beside = ["metric", "target", "failed", "micro_batch_seconds", "model", "optimizer", "lr", "versions"]
+    assert list(content) == [*RACE, *beside]
     assert (content["model"], content["optimizer"], content["lr"]) == ("mlp", "sgd", 0.1)
     assert content["metric"] == "accuracy"
     assert [result["strategy"] for result in content["results"]] == ["all-reduce", "balanced", "abs-sgd"]
@@ -328,7 +335,7 @@ def test_what_simulate_writes(
     assert paceline(monkeypatch, "simulate", *options) == 0
     assert "abs-sgd on 50 workers" in capsys.readouterr().out
     content = json.loads(file.read_text())
-    assert list(content) == [*RACE, "events", "events_per_second"]
+    assert list(content) == [*RACE, "events", "events_per_second", "versions"]
     (result,) = content["results"]
     assert list(result) == RESULT
     assert [list(worker) for worker in result["workers"]] == [WORKER] * 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,7 +81,8 @@ def test_a_strategy_is_short_and_asks_only_its_node(path: Path) -> None:
         forbidden = ("torch", "time", "random", "threading", "os", "socket", "asyncio")
         assert name.split(".")[0] not in forbidden, f"a strategy asks only its node, not {name}"
         if name.startswith("paceline."):
-            allowed = ("paceline.node", "paceline.rules", "paceline.strategies", "paceline.serving", "paceline.errors")
+            beside = ("paceline.strategies", "paceline.serving", "paceline.options")
+            allowed = ("paceline.node", "paceline.rules", "paceline.errors", *beside)
             assert name.startswith(allowed), f"nothing below the waist is imported by a strategy: {name}"
 
 
@@ -122,6 +124,17 @@ def test_the_public_surface_is_what_it_was() -> None:
 def test_the_command_does_not_import_torch() -> None:
     code = "import sys, paceline.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.js")), ids=lambda path: path.name)
+def test_scripts_are_small_or_not_ours(path: Path) -> None:
+    if (
+        path.name == "uplot.min.js"
+    ):  # as its author published it: whoever changes a file here must not forget its origin
+        assert hashlib.sha256(path.read_bytes()).hexdigest().startswith("19c8d4c6ad88929a")
+        return
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("// ") and len(lines) <= LONGEST_FILE and max(map(len, lines)) <= 120
 
 
 def test_the_readme_is_short() -> None:

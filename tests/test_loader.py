@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,8 +19,8 @@ from paceline.run.loader import LeaseSampler, Loader, SharedOrder
 NUMBERS = TensorDataset(torch.arange(20))
 
 
-def loader_of(dataset=NUMBERS, micro_batch=4, epochs=1, seconds=None, seed=0, **options):
-    return Loader(dataset, micro_batch, epochs, seconds, seed, options)
+def loader_of(dataset=NUMBERS, micro_batch=4, epochs=1, seconds=None, seed=0, cost=None, **options):
+    return Loader(dataset, micro_batch, epochs, seconds, seed, cost, options)
 
 
 def begin(loader, next_range, sizes=()):
@@ -272,9 +273,83 @@ def test_nothing_new_is_taken_after_the_time_is_over(monkeypatch):
 
 
 def test_what_came_back_while_fetched_batches_were_used_is_found_before_none_is_said():
-    loader = Loader(TensorDataset(torch.arange(16)), 4, 1, None, 0, {})
+    loader = loader_of(TensorDataset(torch.arange(16)))
     answers = iter([range(4), None, range(4, 8), None, None])  # the first None ends the DataLoader's own asking
     begin(loader, lambda: next(answers))
     assert loader.next_batch() is not None
     assert loader.next_batch() is not None, "leases came back after the DataLoader had stopped asking"
     assert loader.next_batch() is None
+
+
+# ---- samples that do not cost the same
+
+
+def fair_sampler(costs, parts, most=8):
+    sampler = LeaseSampler(SharedOrder(0, len(costs)), np.asarray(costs, dtype=float))
+    sampler.next_range, sampler.at_most = leases(*parts), lambda: most
+    return sampler
+
+
+def grid(samples, micro_batch):
+    return [range(first, min(first + micro_batch, samples)) for first in range(0, samples, micro_batch)]
+
+
+def test_micro_batches_of_equal_cost_go_over_the_ends_of_leases():
+    costs = np.ones(32)
+    costs[order(0, 0, 32)[:8]] = 4.0  # those of the first lease
+    sampler = fair_sampler(costs, grid(32, 8))
+    batches = list(sampler)
+    spent = [costs[batch].sum() for batch in batches]
+    assert sum(spent) == 56 and all(8 <= each <= 12 for each in spent[:4]), spent
+    assert [position for piece in sampler.taken for position in piece] == list(range(32))
+
+
+@given(
+    costs=st.lists(st.floats(0.0, 50.0), min_size=1, max_size=60).filter(any),
+    micro_batch=st.integers(1, 9),
+    most=st.integers(1, 9),
+    holes=st.sets(st.integers(0, 59)),
+    epoch=st.integers(0, 2),
+)
+def test_whatever_the_costs_every_leased_position_is_taken_once_and_in_order(costs, micro_batch, most, holes, epoch):
+    begins = len(costs) * epoch
+    parts = [
+        range(begins + part.start, begins + part.stop)
+        for number, part in enumerate(grid(len(costs), micro_batch))
+        if number not in holes  # other ranks have those
+    ]
+    sampler = fair_sampler(costs, parts, most)
+    batches, pieces = list(sampler), list(sampler.taken)
+    assert [position for piece in pieces for position in piece] == [position for part in parts for position in part]
+    assert all(1 <= len(batch) <= most for batch in batches)
+    shuffled = order(0, epoch, len(costs))
+    assert batches == [shuffled[[position - begins for position in piece]].tolist() for piece in pieces]
+
+
+def test_leases_of_two_epochs_are_not_joined():
+    sampler = fair_sampler(np.ones(6), [range(4, 6), range(6, 8)])
+    assert [len(batch) for batch in sampler] == [2, 2]
+    assert list(sampler.taken) == [range(4, 6), range(6, 8)]
+
+
+def test_a_lease_that_was_taken_to_be_joined_is_left_over_too():
+    sampler = fair_sampler(np.ones(40), [range(8), range(24, 32), range(32, 40)])
+    iterator = iter(sampler)
+    next(iterator)
+    left = sampler.left_over()
+    assert sorted(position for part in left for position in part) == [*range(8), *range(24, 32)]
+    assert sampler.left_over() == []
+
+
+@pytest.mark.parametrize(
+    "cost", [[1.0] * 19, [1.0] * 19 + [-1.0], [1.0] * 19 + [float("nan")], [0] * 20, "x", [[1.0] * 20]]
+)
+def test_costs_that_make_no_sense_are_refused(cost):
+    with pytest.raises(PacelineError, match=r"costs of the samples cannot be used.*20 samples.*one number for each"):
+        loader_of(cost=cost)
+
+
+def test_costs_may_be_a_tensor():
+    loader = loader_of(cost=torch.arange(20))
+    begin(loader, leases(range(20)))
+    assert loader.next_batch() is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline import record
 from paceline.errors import PacelineError
-from paceline.record import FileRecorder, MemoryRecorder, follow, read_events
+from paceline.record import FileRecorder, MemoryRecorder, follow, read_events, write_events
 
 
 class FullDisk:
@@ -141,3 +143,15 @@ def test_following_a_file_in_any_pieces_gives_every_event_once(
         data = data[cut:]
         seen += follower.new_events()
     assert [event["t"] for event in seen] == list(range(10))
+
+
+def test_thousands_of_ranks_need_no_thousands_of_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(int(name) for name in os.listdir("/proc/self/fd"))
+    events = [{"kind": "start", "rank": rank, "t": 0.0, "pid": 0} for rank in range(200)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(in_use + 50, soft), hard))
+    try:
+        write_events(tmp_path, events)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert read_events(tmp_path) == events

@@ -9,7 +9,8 @@ import torch
 from pytest import approx
 from torch import nn
 
-from paceline.backends.replica import FlatSum, FreshGradient, Replica, in_shape
+from paceline.backends.flat import FlatSum, FreshGradient, in_shape
+from paceline.backends.replica import TRAILER, Replica
 from paceline.errors import PacelineError
 from paceline.node import Gradient
 from paceline.rules.noise import estimate
@@ -173,7 +174,7 @@ def test_a_contribution_is_the_sum_over_the_samples_and_their_count():
     flat, sound = replica.contribution(taken(replica, 3, 1.5, -2.0), working=True, extra=[8.0, 0.5])
     assert sound and flat.sums.tolist() == [4.5] * 4 + [-6.0] * 3
     squared_norm = 4 * 4.5**2 + 3 * 6.0**2
-    assert flat.trailer.tolist() == [3.0, 1.0, approx(squared_norm), 9.0, 8.0, 0.5] and len(flat.whole) == 7 + 6
+    assert flat.trailer.tolist() == [3.0, 1.0, approx(squared_norm), 9.0, 3.0, 8.0, 0.5] and len(flat.whole) == 7 + 7
     together, working, extra = replica.total(flat)
     assert (together.count, working, extra) == (3, True, [8.0, 0.5])
 
@@ -218,6 +219,82 @@ def test_sparse_gradients_of_an_embedding_become_dense():
     before = model.weight.detach().clone()
     replica.apply(replica.total(flat)[0])
     assert torch.allclose(before - model.weight.detach(), torch.tensor([[0.0, 0], [2, 2], [0, 0], [1, 1]]))
+
+
+def test_sparse_gradients_are_added_up_without_becoming_dense_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    sparse, dense = nn.Embedding(50, 3, sparse=True), nn.Embedding(50, 3)
+    dense.load_state_dict(sparse.state_dict())
+    weights, totals = torch.randn(4, 6, 3), []
+    for model in (sparse, dense):
+        replica, sums = replica_of(model), None
+        for part in range(4):
+            indices = torch.tensor([1, 49, 1, part, 7, 7])  # rows that come twice, and some that no other part has
+            (model(indices) * weights[part]).sum().backward()
+            if part == 2:  # a second pass over the same micro-batch adds to the first
+                (model(indices[:3]) * weights[part, :3]).sum().backward()
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "to_dense", None)
+                fresh = replica.take_gradients(part + 1, [range(part + 1)])
+                sums = fresh if sums is None else sums
+                if part:
+                    sums += fresh
+            assert model.weight.grad is None
+        flat, sound = replica.contribution(sums, working=True)
+        assert sound
+        totals.append(flat.sums.clone())
+        replica.apply(replica.total(flat)[0])
+    assert torch.allclose(*totals, rtol=1e-6, atol=1e-6) and torch.allclose(sparse.weight, dense.weight)
+    assert torch.equal(totals[0].view(50, 3)[10:40], torch.zeros(30, 3))
+
+
+def test_sparse_gradients_in_used_memory_leave_nothing_of_before():
+    model = nn.Embedding(4, 1, sparse=True)
+    replica = replica_of(model)
+    for row in (0, 3):
+        model(torch.tensor([row])).sum().backward()
+        flat, _ = replica.contribution(replica.take_gradients(2, [range(2)]), working=True)
+        assert flat.sums.tolist() == [2.0 * (each == row) for each in range(4)]
+        replica.apply(replica.total(flat)[0])
+
+
+def test_sparse_gradients_in_half_precision_are_added_up_in_full():
+    model = nn.Embedding(4, 2, sparse=True).bfloat16()
+    replica = replica_of(model)
+    gradients = []
+    for _ in range(2):
+        model(torch.tensor([1, 3, 1])).sum().backward()
+        gradients.append(replica.take_gradients(100, [range(100)]))
+    gradients[0] += gradients[1]
+    assert gradients[0].values.views[0].tolist() == [[0, 0], [400, 400], [0, 0], [200, 200]]
+    assert gradients[0].values.sums.dtype == torch.float32
+
+
+def test_a_second_backward_pass_is_noticed_with_sparse_gradients_too():
+    model = nn.Embedding(4, 2, sparse=True)
+    replica = replica_of(model)
+    before = replica.gradients_mark()
+    model(torch.tensor([1])).sum().backward()
+    assert replica.written_since(before)
+    mark = replica.gradients_mark()
+    assert not replica.written_since(mark)
+    model(torch.tensor([2])).sum().backward()
+    assert replica.written_since(mark)
+
+
+def test_what_sparse_gradients_cost_is_told():
+    model = nn.Sequential(nn.Embedding(100, 3, sparse=True), nn.Linear(3, 2))
+    replica, told = replica_of(model), []
+    replica.on_sparse = lambda *sizes: told.append(sizes)
+    model(torch.tensor([1])).sum().backward()
+    replica.contribution(replica.take_gradients(1, [range(1)]), working=True)
+    assert told == [(1200, 1232)]
+
+
+def test_an_optimizer_for_sparse_gradients_alone_is_refused():
+    model = nn.Embedding(4, 2, sparse=True)
+    with pytest.raises(PacelineError, match=r"SparseAdam takes sparse gradients alone.*Take SGD, Adam or AdamW"):
+        Replica(model, torch.optim.SparseAdam(model.parameters()))
 
 
 # ---- a round
@@ -280,7 +357,7 @@ def test_a_non_finite_contribution_is_replaced_by_an_empty_one(bad):
     gradient += taken(replica, 2, 1.0, 1.0)
     flat, sound = replica.contribution(gradient, working=True, extra=[7.0])
     assert not sound and not flat.sums.any()
-    assert flat.trailer.tolist() == [0.0, 1.0, 0.0, 0.0, 7.0], "the rest of the news still travels"
+    assert flat.trailer.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 7.0], "the rest of the news still travels"
 
 
 def test_infinities_that_cancel_are_found_too():
@@ -332,7 +409,8 @@ def test_a_bfloat16_model_sums_in_float32():
     batch += taken(replica, 1, 1.0, 1.0)
     flat, sound = replica.contribution(batch, working=True)
     assert sound and flat.whole.dtype == torch.float32
-    assert flat.sums.tolist() == [258.0] * 7 and flat.trailer.tolist() == [258.0, 1.0, approx(7 * 258.0**2), 258.0**2]
+    assert flat.sums.tolist() == [258.0] * 7
+    assert flat.trailer.tolist() == [258.0, 1.0, approx(7 * 258.0**2), 258.0**2, 258.0]
     assert replica.total(flat)[0].count == 258
 
 
@@ -400,10 +478,40 @@ def test_the_mean_of_the_models_weighs_by_samples():
     flat, sound = replica.contribution(own, working=True)
     assert sound and flat.sums.tolist() == [3 * value for value in range(1, 8)] and flat.trailer[0] == 3
     flat.sums += torch.tensor([1.0] * 4 + [-7.0] * 3)  # of a rank with one sample
-    flat.trailer[0] += 1
+    flat.trailer[[0, TRAILER - 1]] += 1
     replica.adopt(replica.total(flat)[0])
     assert replica.parameters.tolist() == [1.0, 1.75, 2.5, 3.25, 2.0, 2.75, 3.5]
     assert not replica.optimizer.state, "that is no step"
+
+
+def test_a_model_weighs_what_was_said_whatever_its_samples():
+    replica = replica_of(Two())
+    flat, _ = replica.contribution(Gradient(replica.model_contribution(0.25), 12, [range(12)]), working=True)
+    assert flat.sums.tolist() == [0.25 * value for value in range(1, 8)]
+    assert flat.trailer[0] == 12 and flat.trailer[TRAILER - 1] == 0.25
+    flat.sums += torch.tensor([0.75 * 9.0] * 7)  # of a rank that weighs three times as much
+    flat.trailer[TRAILER - 1] += 0.75
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [0.25 * value + 0.75 * 9.0 for value in range(1, 8)]
+
+
+def test_a_model_that_is_not_finite_weighs_nothing():
+    replica = replica_of(Two())
+    replica.parameters[3] = math.nan
+    flat, sound = replica.contribution(Gradient(replica.model_contribution(0.25), 12, [range(12)]), working=True)
+    assert not sound and flat.trailer[0] == 0 and flat.trailer[TRAILER - 1] == 0
+    flat.sums += torch.tensor([0.75 * 9.0] * 7)
+    flat.trailer[TRAILER - 1] += 0.75
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [9.0] * 7, "the mean of those that are"
+
+
+def test_the_weight_of_a_model_does_not_outlive_its_memory():
+    replica = replica_of(Two())
+    flat, _ = replica.contribution(Gradient(replica.model_contribution(0.25), 12, [range(12)]), working=True)
+    replica.adopt(replica.total(flat)[0])
+    again, _ = replica.contribution(taken(replica, 3, 1.0, 1.0), working=True)
+    assert again is flat and again.trailer[TRAILER - 1] == 3
 
 
 def test_adopting_nobodys_model_changes_nothing():

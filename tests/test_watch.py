@@ -159,3 +159,13 @@ def test_one_rank_that_still_learns_keeps_the_run_going(strategy: str) -> None:
         create(strategy), Cluster.from_speeds([1.0, 0.7, 0.3]), micro_batch=4, data=Data(400, 3), learners=learners
     )
     assert run.samples_applied > 200 and run.samples_applied + run.samples_discarded == run.samples_computed == 1200
+
+
+def test_sparse_gradients_are_told_once_and_by_one_rank() -> None:
+    for rank, times in ((0, 1), (1, 0)):
+        said: list[str] = []
+        watch = Watch(rank, said.append)
+        for _ in range(3):
+            watch.sparse(dense_bytes=69_585_408, of_bytes=415_352_876)
+        assert len(said) == times
+        assert all("69.6 MB of the 415.4 MB that each rank brings to a round" in each for each in said)

@@ -118,7 +118,8 @@ def test_fetching_many_samples_is_fetching_each() -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(PacelineError, match="Did you mean 'digits'"):
         workloads.load("digit")
-    with pytest.raises(PacelineError, match="Possible: cifar-10, digits, fashion-mnist, multi30k, synthetic"):
+    possible = "Possible: cifar-10, digits, fashion-mnist, multi30k, synthetic, xmc, xmc-generated"
+    with pytest.raises(PacelineError, match=possible):
         workloads.load("zzz")
     with pytest.raises(PacelineError, match=r"no model for the workload fashion-mnist called 'lenet'.*lenet-5"):
         workloads.load("fashion-mnist", model="lenet")

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline import workloads
-from paceline.backends.replica import Replica, in_shape
+from paceline.backends.flat import in_shape
+from paceline.backends.replica import Replica
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, simulate
 from paceline.errors import PacelineError

@@ -28,8 +28,25 @@ ClusterOption = Annotated[
     Path | None, typer.Option("--cluster", help="TOML file with devices, jitter, network and faults.")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        help="cifar-10, digits, fashion-mnist, multi30k, synthetic, xmc or xmc-generated; options behind colons, "
+        "as in xmc-generated:like=amazon-670k:scale=0.01."
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="lenet-5 (default for images), resnet-18, vgg-19; mlp (also for fashion-mnist); seq2seq for multi30k; "
+        "sparse-mlp for xmc."
+    ),
+]
 ServersOption = Annotated[
     int | None, typer.Option("--servers", help="Of bsp, ssp, dssp, asp and gssp. Default: what each needs.", min=1)
+]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", help="Write a trace for ui.perfetto.dev to this .json or .json.gz file.")
 ]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", help="Of all chance in it. Default: the cluster file's, or 0.", min=0)
@@ -42,13 +59,8 @@ def race(
         "all-reduce,balanced,abs-sgd"
     ),
     speeds: SpeedsOption = None,
-    workload: Annotated[str, typer.Option(help="cifar-10, digits, fashion-mnist, multi30k or synthetic.")] = "digits",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="lenet-5 (default for images), resnet-18, vgg-19; mlp (also for fashion-mnist); seq2seq for multi30k."
-        ),
-    ] = None,
+    workload: WorkloadOption = "digits",
+    model: ModelOption = None,
     optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the workload's for the optimizer.")] = None,
     backend: Annotated[str, typer.Option(help="processes or simulated.")] = "processes",
@@ -103,11 +115,15 @@ def run(
     port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
     join_timeout: Annotated[float, typer.Option(help="Seconds to wait for every rank to arrive.")] = 120.0,
     servers: Annotated[int, typer.Option(help="Further processes that serve: bsp, ssp, dssp, asp, gssp.", min=0)] = 0,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write report.html into the run's folder at the end.")
+    ] = False,
 ) -> None:
     """Run a training script on several processes of this machine and show what every worker does."""
     from paceline.launch.command import run_script
 
-    code = run_script([str(script), *context.args], nproc, out / name, port, join_timeout, servers)
+    command = [str(script), *context.args]
+    code = run_script(command, nproc, out / name, port, join_timeout, servers=servers, report=report)
     raise typer.Exit(code)
 
 
@@ -128,16 +144,44 @@ def simulate(
     servers: ServersOption = None,
     seed: SeedOption = None,
     json_file: JsonOption = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report, one HTML file, to this file.")] = None,
+    trace: TraceOption = None,
 ) -> None:
     """Simulate a cluster in virtual time, timing only: no gradients, so thousands of workers are cheap."""
     from paceline.race.timing import cluster_of, simulate_timing
 
-    check_writable(json_file)
+    for file, option in ((json_file, "--json"), (report, "--report"), (trace, "--trace")):
+        check_writable(file, option)
     described = cluster_of(workers, parse_speeds(speeds), cluster, micro_batch_seconds, seed)
     result = simulate_timing(
-        strategy, described, seconds=seconds, micro_batch=micro_batch, parameters=parameters, servers=servers
+        strategy,
+        described,
+        seconds=seconds,
+        micro_batch=micro_batch,
+        parameters=parameters,
+        servers=servers,
+        report=report,
+        trace=trace,
     )
     write_json(json_file, result)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Of a race or a run, e.g. runs/race/TIME.")],
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw the main charts to this .png file; .svg gives the same as vectors.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
+    trace: TraceOption = None,
+) -> None:
+    """Write report.html into a folder from what was recorded there; also a picture, tables or a trace."""
+    from paceline.report.command import write_all
+
+    for file, option in ((png, "--png"), (markdown, "--markdown"), (trace, "--trace")):
+        check_writable(file, option)
+    write_all(folder, open_page=open_page, png=png, markdown=markdown, trace=trace)
 
 
 @app.command()

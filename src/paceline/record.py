@@ -17,6 +17,8 @@ Every event is a flat dictionary with `kind`, `rank` and `t` (seconds since the 
 | warning  | text                          | something is wrong, and the user should know                         |
 | note     | text                          | what was decided, and why                                            |
 | end      |                               | the rank is done                                                     |
+
+`applied` and `step` may have a `delay`: how many steps the parameters had made since they were read for this gradient.
 """
 
 from __future__ import annotations
@@ -194,13 +196,13 @@ def read_events(folder: Path | str) -> list[Event]:
 
 def write_events(folder: Path | str, events: Iterable[Event]) -> None:
     """Put the events of a simulated run where those of a real one are."""
-    recorders: dict[int, FileRecorder] = {}
-    with contextlib.ExitStack() as open_files:
-        for event in events:
-            rank = event["rank"]
-            if rank not in recorders:
-                recorders[rank] = open_files.enter_context(FileRecorder(folder, rank))
-            recorders[rank].write(**event)
+    by_rank: dict[int, list[Event]] = {}
+    for event in events:
+        by_rank.setdefault(event["rank"], []).append(event)
+    for rank, own in by_rank.items():  # one after the other: thousands of ranks would be too many open files
+        with FileRecorder(folder, rank) as recorder:
+            for event in own:
+                recorder.write(**event)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import paceline
-from paceline.node import Gradient, Work
+from paceline.node import Gradient, Share, Work
 from paceline.race import worker
 from paceline.race.spec import RaceSpec
 from paceline.run.run import Run
@@ -76,6 +76,53 @@ def train_meeting(
                 scheduler.step()
     if meetings is not None:
         found |= {"meetings": meetings.before, "path": meetings.path, "met_at": meetings.rounds}
+    return diary.facts(**found)
+
+
+def train_served(
+    strategy: str,
+    samples: int = 61,
+    epochs: int = 2,
+    save_after: dict[str, int] | None = None,
+    resume: bool = False,
+) -> Facts:
+    """An ordinary loop with momentum, which servers keep: what it is at a rank's first step, and whenever all meet."""
+    from scenarios import OPTIMIZERS, Diary, Points, linear, squared_error  # only the zygote can find them
+
+    model = linear()
+    found: Facts = {"when_met": []}
+    with paceline.Run(strategy) as run:
+        loader = run.loader(Points(samples), micro_batch=4, epochs=epochs)
+        inner = OPTIMIZERS["momentum"](model.parameters())
+        driven = run.optimizer(inner, model)
+        if resume:
+            found["taken"] = str(run.resume())
+        diary = Diary(run)
+
+        def momenta() -> list[list[float] | None]:
+            states = [inner.state.get(parameter, {}) for parameter in model.parameters()]
+            return [state["momentum_buffer"].flatten().tolist() if state else None for state in states]
+
+        def watch() -> None:
+            if "mean_model" not in vars(run.node):
+                mean_model = run.node.mean_model
+
+                def look(share: Share) -> Work[Gradient]:
+                    found["when_met"].append({"momenta": momenta(), "parameters": run.node.parameters.tolist()})
+                    return mean_model(share)
+
+                vars(run.node)["mean_model"] = look
+
+        run.after_round(watch)
+        inner.register_step_pre_hook(lambda *_: found.setdefault("first", momenta()) and None)
+        for number, (indices, x, y) in enumerate(loader):
+            if number == (save_after or {}).get(str(run.rank)):
+                run.save()
+            diary.given(loader, indices)
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            time.sleep(0.004)  # long enough that everybody has some data
+            driven.step()
     return diary.facts(**found)
 
 

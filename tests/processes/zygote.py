@@ -25,8 +25,9 @@ def main() -> None:
     end_with_parent()
     import scenarios  # in this folder; it imports torch
     import scenarios_alone
+    import scenarios_sparse
 
-    known = vars(scenarios) | vars(scenarios_alone)
+    known = vars(scenarios) | vars(scenarios_alone) | vars(scenarios_sparse)
     alive: set[int] = set()
     say({"ready": os.getpid()})
     while True:

@@ -196,6 +196,16 @@ def test_nobody_waits_for_a_gradient_that_was_discarded(play: Play, staleness: i
     assert_books(played, 8 * sum(int(i.sum()) % 2 for own in played.micro_batches for i, _ in own))
 
 
+@pytest.mark.parametrize("text", ["bsp", "ssp", "asp:overlap=always", "gssp:grouping=0-1/2-3"])
+def test_a_run_in_which_nothing_is_a_number_ends(play: Play, text: str) -> None:
+    def nan(w: Tensor, indices: NDArray[np.int64]) -> Tensor:
+        return torch.full_like(w, torch.nan)
+
+    strategy = create(text)
+    with pytest.raises(PacelineError, match="no rank has brought one finite gradient in the last 20 rounds"):
+        play(strategy, served(strategy.servers_for(4)), gradient=nan, epochs=5)
+
+
 # ---- pushes that no worker of this run would send
 
 BROKEN: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {

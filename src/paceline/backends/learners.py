@@ -20,6 +20,8 @@ from paceline.rules.noise import NoiseScale
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.backends.watch import Watch
+
 
 class Learner(Protocol):
     """One rank's model and optimizer, or what stands for them."""
@@ -86,6 +88,9 @@ class Learner(Protocol):
 
     def leaked(self) -> str:
         """The mode that the coroutine has left switched on while it waits; '' when all is well."""
+
+    def watched_by(self, watch: Watch) -> None:
+        """Who tells the user what the learner alone can see."""
 
 
 BYTES = 4  # of a number
@@ -185,6 +190,9 @@ class TimingLearner:
 
     def leaked(self) -> str:
         return ""
+
+    def watched_by(self, watch: Watch) -> None:
+        pass
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class LearningNode(DrivenNode):
         self._finished = False
         self._speed = Speedometer()
         self._watch = Watch(self.rank, self.warn)
+        replica.on_sparse = self._watch.sparse
         self._news: RoundNews | None = None
         self._sent = 0  # bytes of messages, since the last step alone or round of all
         self._norm = 0.0  # of the last applied gradient

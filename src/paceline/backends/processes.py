@@ -11,10 +11,11 @@ from torch import Tensor
 
 from paceline.backends.collectives import NAMING_SECONDS, Collectives, CollectiveWork
 from paceline.backends.driver import WaitableWork
+from paceline.backends.flat import FlatSum
 from paceline.backends.learning_node import LearningNode, Task
 from paceline.backends.mailbox import Mailbox, Received
 from paceline.backends.meeting import Meeting
-from paceline.backends.replica import FlatSum, Replica
+from paceline.backends.replica import Replica
 from paceline.backends.rounds import FLAGS, RoundTotal, extra_of, settled_by_others
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError

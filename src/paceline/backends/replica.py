@@ -13,7 +13,7 @@ the data is at its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import cast
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.backends.given import check_step, trained_parameters
+from paceline.backends.flat import FlatSum, FreshGradient, add_rows, in_shape
+from paceline.backends.trained import check_step, trained_parameters
 from paceline.backends.trial import OptimizerTrial, scaled
 from paceline.errors import PacelineError
 from paceline.node import Gradient, Share
@@ -31,86 +32,6 @@ from paceline.rules.noise import NoiseScale
 
 TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
 LARGEST_SQUARE = 1e38  # what float32 holds
-
-
-def layout(parameter: Tensor) -> tuple[int, ...]:
-    """The strides that a tensor of the parameter's own keeps: `channels_last` stays, a view into another does not."""
-    return torch.empty_like(parameter, device="meta").stride()
-
-
-def in_shape(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Views into flat values, each in the shape and memory format of its parameter.
-
-    Without the format a model in `channels_last` would lose what its user chose it for, half of its speed.
-
-    >>> weights = torch.zeros(1, 2, 2, 2).to(memory_format=torch.channels_last)
-    >>> in_shape(torch.arange(8), [weights])[0].is_contiguous(memory_format=torch.channels_last)
-    True
-    """
-    parts = flat.split([p.numel() for p in parameters])
-    return [part.as_strided(p.shape, layout(p)) for part, p in zip(parts, parameters, strict=True)]
-
-
-class FlatSum:
-    """A sum of gradients in one buffer, with room for the trailer behind it."""
-
-    __slots__ = ("known_norm", "sums", "trailer", "views", "weight", "whole")
-
-    def __init__(self, whole: Tensor, parameters: Sequence[Tensor]) -> None:
-        self.whole = whole
-        self.known_norm: float | None = None
-        self.weight: float | None = None  # of a model; None for as much as it has samples
-        size = sum(p.numel() for p in parameters)
-        self.sums, self.trailer = whole[:size], whole[size:]
-        self.views = in_shape(self.sums, parameters)
-
-    @property
-    def norm(self) -> float:
-        """Worked out once: looking ahead and joining a round both ask whether the sum is finite."""
-        if self.known_norm is None:
-            self.known_norm = float(torch.linalg.vector_norm(self.sums))
-        return self.known_norm
-
-    def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
-        self.known_norm = None
-        if isinstance(other, FlatSum):
-            self.whole.add_(other.whole)  # of two totals also the trailers
-        else:
-            for view, part in zip(self.views, other.parts, strict=True):
-                if part is not None:
-                    view.add_(part, alpha=other.count)
-        return self
-
-    def tensor(self) -> Tensor:
-        return self.sums
-
-
-class FreshGradient:
-    """The mean gradients that a backward pass has just left, taken out of `.grad` and not copied yet."""
-
-    __slots__ = ("_replica", "count", "parts")
-
-    def __init__(self, replica: Replica, parts: list[Tensor | None], count: int) -> None:
-        self._replica, self.parts, self.count = replica, parts, count
-
-    def flat(self) -> FlatSum:
-        """The sum over the samples, in a buffer of its own."""
-        flat = self._replica.buffer()
-        flat.trailer.zero_()
-        for view, part in zip(flat.views, self.parts, strict=True):
-            if part is None:  # not reached by this backward pass
-                view.zero_()
-            elif part.dtype == view.dtype:
-                torch.mul(part, self.count, out=view)
-            else:  # half precision: widen first, multiply then
-                view.copy_(part).mul_(self.count)
-        return flat
-
-    def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
-        return self.flat().plus(other)
-
-    def tensor(self) -> Tensor:
-        return self.flat().sums
 
 
 class Replica:
@@ -142,6 +63,7 @@ class Replica:
         self.divisible = not any(isinstance(module, _BatchNorm) for module in model.modules())
         self._trial, self._further_trial = OptimizerTrial(optimizer), OptimizerTrial(optimizer)
         self._looks_ahead = self._went_further = False
+        self.on_sparse: Callable[[int, int], object] = lambda dense_bytes, of_bytes: None
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
@@ -173,9 +95,13 @@ class Replica:
 
     def take_gradients(self, count: int, samples: list[range]) -> Gradient:
         """What the backward pass has just left: a mean over `count` samples."""
-        parts = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in self._trained]
+        parts = [p.grad for p in self._trained]
         self.drop_gradients()
         return Gradient(FreshGradient(self, parts, count), count, samples)
+
+    def tell_sparse(self, view: Tensor) -> None:
+        """A sparse gradient was added up in dense memory: what that weighs, and of how much."""
+        self.on_sparse(view.numel() * view.element_size(), self.size * view.element_size())
 
     def buffer(self) -> FlatSum:
         """Memory for one contribution; used again after the step that it ends in."""
@@ -336,7 +262,12 @@ class Replica:
         gradient.values = None
         if isinstance(values, FreshGradient):
             for view, part in zip(in_shape(self._travelling, self._trained), values.parts, strict=True):
-                view.copy_(part) if part is not None else view.zero_()
+                if part is None or part.is_sparse:
+                    view.zero_()
+                if part is not None and part.is_sparse:
+                    add_rows(view, part, 1)
+                elif part is not None:
+                    view.copy_(part)
         elif values is not None:
             torch.mul(values.sums, 1 / count, out=self._travelling)
             self._give_back(values)

@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.backends.replica import FlatSum, Replica
+from paceline.backends.flat import FlatSum
+from paceline.backends.replica import Replica
+from paceline.backends.watch import Watch
 from paceline.control.ledger import order
 from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import Steps, StepScale
@@ -127,6 +129,9 @@ class ReplicaLearner:
     def leaked(self) -> str:
         now = _modes()
         return ", ".join(mode for mode, before in self._modes.items() if now[mode] != before)
+
+    def watched_by(self, watch: Watch) -> None:
+        self.replica.on_sparse = watch.sparse
 
 
 def _modes() -> dict[str, bool]:

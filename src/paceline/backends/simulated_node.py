@@ -195,6 +195,7 @@ class SimulatedNode(Node):
         self.micro_batch = self.at_most = micro_batch
         self.until = None
         self.speed, self.watch = Speedometer(), Watch(rank, self.warn)
+        learner.watched_by(self.watch)
         self.resume: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""
         self.close: Callable[[], None] | None = None

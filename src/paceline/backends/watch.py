@@ -27,7 +27,8 @@ class Watch:
         self._log_norm = 0.0
         self._smallest: float | None = None
         self._above = self._useless = 0
-        self._warned_divergence, self._warned_non_finite = rank > 0, False
+        self._warned_divergence = self._warned_sparse = rank > 0
+        self._warned_non_finite = False
 
     def see(self, round_number: int, norm: float, count: int, working: bool, learning_rate: float) -> None:
         """A round was applied: the norm of its mean gradient, over how many samples, and whether there is more data."""
@@ -72,4 +73,14 @@ class Watch:
                 f"Rank {self._rank} dropped {count} samples of round {round_number}: their gradient has NaN or "
                 "infinity. Further ones are dropped and counted silently. Probably the learning rate is too high, or "
                 "the data has non-finite values; with float16 use a GradScaler."
+            )
+
+    def sparse(self, dense_bytes: int, of_bytes: int) -> None:
+        """A sparse gradient was added up in dense memory of so many bytes, out of those of a whole contribution."""
+        if not self._warned_sparse:
+            self._warned_sparse = True
+            self._warn(
+                f"Sparse gradients become dense before they leave a rank: {dense_bytes / 1e6:,.1f} MB of the "
+                f"{of_bytes / 1e6:,.1f} MB that each rank brings to a round, however few rows of the table its samples "
+                "touch. If communication takes too long, have fewer rounds (local-sgd, or more micro-batches a round)."
             )

@@ -12,7 +12,16 @@ from paceline.launch.surroundings import new_run
 from paceline.report.progress import Progress
 
 
-def run_script(command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, servers: int = 0) -> int:
+def run_script(
+    command: list[str],
+    nproc: int,
+    folder: Path,
+    port: int,
+    join_timeout: float,
+    *,
+    servers: int = 0,
+    report: bool = False,
+) -> int:
     """Run the script on every rank; its exit code is the first failure's, or 0.
 
     Args:
@@ -22,6 +31,7 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
         port: of the control plane.
         join_timeout: seconds to wait for every rank to arrive.
         servers: ranks beside these that serve.
+        report: whether to write a report into the run's folder at the end, however it ends.
     """
     if not Path(command[0]).is_file():
         raise PacelineError(f"There is no script {command[0]}.", remedy="Usage: paceline run --nproc 4 script.py.")
@@ -32,8 +42,19 @@ def run_script(command: list[str], nproc: int, folder: Path, port: int, join_tim
         ranks = nproc + servers
         outcome = launch(started, ranks, run_folder, port=port, environment=serving, join_timeout=join_timeout)
     print(f"The run's folder: {run_folder}")
+    if report:
+        _report(run_folder)
     explain(outcome, run_folder)
     return exit_code(outcome)
+
+
+def _report(folder: Path) -> None:
+    from paceline.report.folder import report_of_folder
+
+    try:
+        print(f"Report: {report_of_folder(folder)[0]}")
+    except PacelineError as error:  # the script's own outcome matters more
+        print(f"There is no report: {error}", file=sys.stderr)
 
 
 def explain(outcome: Launch, folder: Path) -> None:

@@ -14,6 +14,7 @@ from itertools import repeat
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.backends.replica import Replica
 from paceline.race.spec import RaceSpec
 from paceline.workloads.workload import Workload
 
@@ -80,20 +81,23 @@ def solo_speed(workload: Workload, spec: RaceSpec, seconds_per_micro_batch: floa
 
 
 def _solo_rates(workload: Workload, spec: RaceSpec, device: EmulatedDevice, repeats: int) -> Iterator[float]:
-    """Micro-batches a second, one value for each, of an ordinary training loop."""
+    """Micro-batches a second, one value for each, of an ordinary training loop. The step is that of a rank: not every
+    torch optimizer takes sparse gradients."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         model = workload.build_model(spec.seed)
-        optimizer = spec.build_optimizer(workload, model)
+        replica = Replica(model, spec.build_optimizer(workload, model))
         done, warm_up = 0, 3
         while done < repeats + warm_up:
             began = time.perf_counter()
-            for batch in DataLoader(workload.train, batch_size=workload.micro_batch, shuffle=True, drop_last=True):
+            samples = workload.train
+            for batch in DataLoader(
+                samples, workload.micro_batch, shuffle=True, drop_last=True, collate_fn=samples.collate
+            ):
                 with device.micro_batch(len(batch[1])):
-                    optimizer.zero_grad()
                     workload.loss(model, batch).backward()
-                optimizer.step()
+                replica.apply(replica.take_gradients(len(batch[1]), []))
                 ended = time.perf_counter()
                 done += 1
                 if done > warm_up:

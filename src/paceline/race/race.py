@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from paceline.callbacks import JsonLines, replay
 from paceline.errors import PacelineError
 from paceline.launch.command import explain
 from paceline.launch.local import launch
@@ -21,6 +22,7 @@ from paceline.race.limit_of_race import contribution_bytes, measured_comm_second
 from paceline.race.simulated import race_simulated
 from paceline.race.spec import RaceSpec
 from paceline.record import Event, read_events, write_events
+from paceline.report.folder import strategy_folder
 from paceline.report.html import write_report
 from paceline.report.progress import Progress
 from paceline.report.table import show_race
@@ -28,6 +30,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.network import Network
 from paceline.strategies import create
 from paceline.summary import summarise
+from paceline.versions import versions
 from paceline.workloads.workload import Workload
 
 
@@ -54,7 +57,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
     results, events, failed = [], {}, dict[str, PacelineError]()
     for strategy in spec.strategies:
         try:
-            events[strategy] = _run_strategy(course, strategy, folder / strategy.replace(":", "_").replace(" ", ""))
+            events[strategy] = _run_strategy(course, strategy, folder / strategy_folder(strategy))
             results.append(_result(course, strategy, events[strategy]))
         except PacelineError as error:  # the others are not to be lost with it
             print(f"{strategy}: {error}", flush=True)
@@ -73,6 +76,7 @@ def run_race(spec: RaceSpec, out: Path) -> dict[str, Any]:
         "failed": {strategy: str(error) for strategy, error in failed.items()},
         "micro_batch_seconds": course.cluster.micro_batch_seconds,
         **spec.learning(workload),
+        "versions": versions(),
     }
     (folder / "race.json").write_text(json.dumps(race, indent=1) + "\n")
     show_race(race)
@@ -88,6 +92,7 @@ def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
         return _on_processes(course, strategy, folder)
     happened = race_simulated(course.spec, course.workload, course.cluster, strategy)
     write_events(folder / "events", happened)
+    replay(happened, JsonLines(folder / "metrics.jsonl"), {})
     for text in dict.fromkeys(event["text"] for event in happened if event["kind"] in ("warning", "note")):
         print(f"{strategy}: {text}")
     return happened

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from paceline.backends.replica import in_shape
+from paceline.backends.flat import in_shape
 from paceline.node import Share
 from paceline.workloads.workload import Workload
 

@@ -13,10 +13,12 @@ from paceline.backends.learners import TimingLearner
 from paceline.backends.simulated import Simulation, simulate
 from paceline.errors import PacelineError
 from paceline.race.spec import ONE_MACHINE, with_servers
+from paceline.record import Event, MemoryRecorder
 from paceline.report.words import count, percent
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import read_cluster
 from paceline.strategies import create
+from paceline.versions import versions
 
 BYTES_PER_PARAMETER = 4
 DEFAULT_MICRO_BATCH_SECONDS = 0.1
@@ -45,7 +47,15 @@ def cluster_of(
 
 
 def simulate_timing(
-    strategy: str, cluster: Cluster, *, seconds: float, micro_batch: int, parameters: int, servers: int | None = None
+    strategy: str,
+    cluster: Cluster,
+    *,
+    seconds: float,
+    micro_batch: int,
+    parameters: int,
+    servers: int | None = None,
+    report: Path | None = None,
+    trace: Path | None = None,
 ) -> dict[str, Any]:
     """Simulate, print a summary, and return what `--json` holds: a race of one strategy without metrics.
 
@@ -56,13 +66,22 @@ def simulate_timing(
         micro_batch: samples in a micro-batch.
         parameters: of the model; they decide what an all-reduce costs.
         servers: for a strategy that has some; None is as many as the cluster's file says or the strategy takes.
+        report, trace: files to write. Either needs every single event, which costs time and memory.
     """
     if not 0 < seconds < inf:
         raise PacelineError(f"A simulation of {seconds:g} seconds is not possible.", remedy="Give more than zero.")
     learner, chosen = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER), create(strategy)
     cluster = with_servers(cluster, chosen, servers)
+    recorder = MemoryRecorder() if report or trace else None
     began = time.perf_counter()
-    outcome = simulate(chosen, cluster, micro_batch=micro_batch, seconds=seconds, learners=[learner] * cluster.ranks)
+    outcome = simulate(
+        chosen,
+        cluster,
+        micro_batch=micro_batch,
+        seconds=seconds,
+        learners=[learner] * cluster.ranks,
+        recorder=recorder,
+    )
     rate = outcome.events / (time.perf_counter() - began)
     served = f" and {cluster.servers} servers" if cluster.servers else ""
     print(
@@ -70,7 +89,7 @@ def simulate_timing(
         f"{percent(outcome.share_of_ideal)} of ideal, {count(outcome.rounds)} rounds, "
         f"{count(outcome.samples_applied)} samples; {count(outcome.events)} events at {count(round(rate))} a second."
     )
-    return {
+    result = {
         "results": [_result(strategy, cluster, micro_batch, outcome)],
         "ideal_samples_per_second": outcome.ideal_samples_per_second,
         "speeds": [device.speed for device in cluster.devices],
@@ -78,7 +97,24 @@ def simulate_timing(
         "seed": cluster.seed,
         "events": outcome.events,
         "events_per_second": rate,
+        "versions": versions(),
     }
+    if recorder is not None:
+        _write_files(result, {strategy: recorder.events}, report, trace)
+    return result
+
+
+def _write_files(result: dict[str, Any], runs: dict[str, list[Event]], report: Path | None, trace: Path | None) -> None:
+    from paceline.report.html import write_report
+    from paceline.report.trace import write_trace
+
+    if report is not None:
+        words = {"title": "Paceline simulation", "note": "Virtual time, timing only: nothing was learned."}
+        write_report(report, words | result, runs)
+        print(f"Report: {report}")
+    if trace is not None:
+        write_trace(trace, runs)
+        print(f"Trace: {trace}")
 
 
 def _result(strategy: str, cluster: Cluster, micro_batch: int, outcome: Simulation) -> dict[str, Any]:

@@ -26,7 +26,12 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
     model = workload.build_model(spec.seed)
     with Run(strategy, seed=spec.seed) as run:
         device = None if run.serves else emulated(spec, workload, run, micro_batch_seconds)
-        loader = run.loader(workload.train, micro_batch=workload.micro_batch, seconds=spec.seconds)
+        loader = run.loader(
+            workload.train,
+            micro_batch=workload.micro_batch,
+            seconds=spec.seconds,
+            collate_fn=workload.train.collate,
+        )
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
         alone, share = run.strategy.steps_alone, run.share_of_model

@@ -1,8 +1,4 @@
-"""Line charts as inline SVG: axes, round ticks, a target line, one curve a strategy.
-
-Written here because a plotting library in the page would need a network or a megabyte, and pictures do not follow the
-reader's light or dark colours.
-"""
+"""Line charts as SVG: axes, round ticks, a line for a target, one curve a strategy. They are parts of `figure.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,9 @@ from html import escape
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 44
-COLOURS = 6
+INK, SOFT, LINE = "#1d2129", "#5c6470", "#dfe2e6"
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b07a00", "#3b9bd0")
+"""Okabe and Ito's, which colour-blind people can tell apart; those of the page."""
 MAX_POINTS = 300
 """More than a curve of this width can show; a long run must not make a heavy page."""
 DASHES = ("", "8 3", "12 3 3 3", "3 3", "5 2", "1 3")
@@ -48,28 +46,21 @@ def line_chart(curves: Sequence[Curve], *, x_label: str, y_label: str, target: f
     """The chart as an SVG element; the curves take the colours of their places in the list."""
     points = [point for curve in curves for point in curve.points if all(map(math.isfinite, point))]
     if not points:
-        return '<p class="soft">No metric was recorded.</p>'
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}"><text x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">'
+            f"{escape(y_label)}: nothing was recorded</text></svg>"
+        )
     ys = [y for _, y in points] + ([target] if target is not None else [])
-    x_ticks, y_ticks = ticks(0.0, max(x for x, _ in points)), ticks(min(ys), max(ys))
-    place = _Placing(x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1])
+    longest, y_ticks = max(x for x, _ in points) or 1.0, ticks(min(ys), max(ys))
+    x_ticks = [mark for mark in ticks(0.0, longest) if mark <= longest]
+    place = _Placing(0.0, longest, y_ticks[0], y_ticks[-1])
     parts = [_grid(place, x_ticks, y_ticks), _labels(x_label, y_label)]
     if target is not None:
-        parts.append(f'<path class="target" d="M{LEFT} {place.y(target):.1f}H{WIDTH - RIGHT}"/>')
+        d = f"M{LEFT} {place.y(target):.1f}H{WIDTH - RIGHT}"
+        parts.append(f'<path d="{d}" stroke="{INK}" stroke-dasharray="5 4"/>')
     parts += [_curve(place, curve, index) for index, curve in enumerate(curves)]
     title = f"<title>{escape(y_label)} over {escape(x_label)}</title>"
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{title}{"".join(parts)}</svg>'
-
-
-def legend(names: Sequence[str], target: float | None = None) -> str:
-    """Names beside a piece of their lines."""
-    entries = []
-    for index, name in enumerate(names):
-        line = f'<path d="M0 6H26" {_stroke(index)} stroke-width="3"/>'
-        entries.append(f'<span><svg viewBox="0 0 26 12" aria-hidden="true">{line}</svg>{escape(name)}</span>')
-    if target is not None:
-        line = '<path d="M0 6H26" stroke="var(--soft)" stroke-width="2" stroke-dasharray="5 4"/>'
-        entries.append(f'<span><svg viewBox="0 0 26 12" aria-hidden="true">{line}</svg>target {target:g}</span>')
-    return f'<div class="legend">{"".join(entries)}</div>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" fill="none">{title}{"".join(parts)}</svg>'
 
 
 @dataclass(frozen=True)
@@ -93,21 +84,26 @@ def _grid(place: _Placing, x_ticks: Sequence[float], y_ticks: Sequence[float]) -
     parts = []
     for value in y_ticks:
         y = place.y(value)
-        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 7}" y="{y + 4.5:.1f}" text-anchor="end">{_tick_text(value)}</text>')
+        parts.append(f'<path stroke="{LINE}" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(_text(LEFT - 7, y + 4.5, _tick_text(value), "end"))
     for value in x_ticks:
         x = place.x(value)
-        parts.append(f'<path class="axis" d="M{x:.1f} {floor}v5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{floor + 19}" text-anchor="middle">{_tick_text(value)}</text>')
-    parts.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<path stroke="{SOFT}" d="M{x:.1f} {floor}v5"/>')
+        parts.append(_text(x, floor + 19, _tick_text(value)))
+    parts.append(f'<path stroke="{SOFT}" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
     return "".join(parts)
 
 
 def _labels(x_label: str, y_label: str) -> str:
     middle = (LEFT + WIDTH - RIGHT) / 2
-    across = f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>'
     up = (TOP + HEIGHT - BOTTOM) / 2
-    return f'{across}<text transform="translate(13 {up}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+    turned = f'<g transform="translate(13 {up}) rotate(-90)">{_text(0, 0, y_label)}</g>'
+    return _text(middle, HEIGHT - 6, x_label) + turned
+
+
+def _text(x: float, y: float, said: str, anchor: str = "middle") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} font-size="13" fill="{SOFT}">{escape(said)}</text>'
 
 
 def _curve(place: _Placing, curve: Curve, index: int) -> str:
@@ -118,13 +114,14 @@ def _curve(place: _Placing, curve: Curve, index: int) -> str:
     kept = [*finite[:-1:stride], finite[-1]]
     corners = [f"{place.x(x):.1f} {place.y(y):.1f}" for x, y in kept]
     x, y = kept[-1]
-    end = f'<circle cx="{place.x(x):.1f}" cy="{place.y(y):.1f}" r="4" fill="var(--s{index % COLOURS})"/>'
-    line = f'<path class="curve" {_stroke(index)} d="M{"L".join(corners)}">'
+    end = f'<circle cx="{place.x(x):.1f}" cy="{place.y(y):.1f}" r="4" fill="{COLOURS[index % len(COLOURS)]}"/>'
+    line = f'<path {stroke(index)} stroke-width="2.25" stroke-linejoin="round" d="M{"L".join(corners)}">'
     return f"{line}<title>{escape(curve.name)}</title></path>{end}"
 
 
-def _stroke(index: int) -> str:
-    return f'stroke="var(--s{index % COLOURS})" stroke-dasharray="{DASHES[index % len(DASHES)]}"'
+def stroke(index: int) -> str:
+    """Colour and dash of the curve at this place of a list."""
+    return f'stroke="{COLOURS[index % len(COLOURS)]}" stroke-dasharray="{DASHES[index % len(DASHES)]}"'
 
 
 def _tick_text(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A graph and its matchings as one picture: SVG, made by the same small means as the charts of the report.
+"""A graph and its matchings as one picture: SVG, made by the same small means as the figure of a report.
 
 The picture is written once. A PNG is that very picture as pixels, by resvg (3 MB, the extra `plot`), where a plotting
 library (100 MB) would be a second way to draw, for fewer people.
@@ -13,13 +13,11 @@ from math import ceil, cos, pi, sin
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.report.charts import DASHES
+from paceline.report.charts import COLOURS, DASHES, INK, SOFT
 from paceline.rules.graphs import Edge, Graph
 from paceline.rules.matcha import Matcha
 
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b07a00", "#3b9bd0")
-"""Okabe and Ito's, which colour-blind people can tell apart: those of the report. Beyond six, dashes tell on."""
-INK, SOFT, NEVER = "#1d2129", "#5c6470", "#b4bac2"
+NEVER = "#b4bac2"
 WIDTH, MARGIN, TITLE = 900, 24, 44
 LARGE, SMALL, COLUMNS = 420, 205, 4
 MOST_PANELS, MOST_NAMED = 12, 14

@@ -1,26 +1,51 @@
-"""The race's report: one HTML file that needs no network, no script and no server, and can be mailed."""
+"""The report: one HTML file with all that it needs inside. No network, no server; it can be mailed.
+
+Words and tables are written here and are there without scripts. Curves are drawn by uPlot (50 kB, in `assets/` with its
+licence), the timeline by a script of our own: both can be zoomed, which a picture cannot. Pictures for papers are drawn
+by `figure.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from paceline.record import Event
-from paceline.report.charts import COLOURS, Curve, legend, line_chart
-from paceline.report.style import CSS
-from paceline.report.timeline import common_span, state_legend, timeline
-from paceline.report.words import amount, count, limit_rows, milliseconds, race_rows, seconds, size
-from paceline.summary import account, window_of
+from paceline.report import sections
+from paceline.report.lanes import timelines
+from paceline.report.series import curves_of
+
+SCRIPTS = ("uplot.min.js", "lanes.js", "timeline.js", "charts.js")
+STYLES = ("uplot.min.css", "report.css")
+# The page may not load anything from anywhere, whatever stands in a record.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+HOW = (
+    "Drag to zoom in, double-click to see all; a wheel zooms after a click, or with Ctrl. On a touch screen pinch and "
+    "drag. With keys: + and −, ← and →, 0 for all, ↑ and ↓ for the worker, comma and full stop for the interval."
+)
+DELAYS = (
+    "Steps of the model between reading the parameters and using the gradient; what a strategy does to cure the delay "
+    "is not taken into account."
+)
+PACE = (
+    "Samples count when they are applied, evenly since the step before: after a start or a stall, what had been under "
+    "way for long can stand above 100 %."
+)
+NO_METRIC = "No held-out metric was recorded. In a training script run.report(metric, loss) puts one into the record."
+BUTTONS = {"left": ("←", "earlier"), "right": ("→", "later"), "in": ("+", "zoom in"), "out": ("−", "zoom out")}
 
 
 def write_report(path: Path | str, race: dict[str, Any], events_by_strategy: dict[str, list[Event]]) -> None:
-    """Write the report of a race.
+    """Write the report of a race, a run or a simulation.
 
     Args:
         path: of the HTML file; its folder is made.
-        race: what `paceline race --json` writes; a `target` in it is drawn into the charts.
+        race: what `paceline race --json` writes; a `target` in it is drawn into the charts, and a `title` and a `note`
+            stand at the top.
         events_by_strategy: the events of each strategy's run. A strategy without events has no timeline.
     """
     target = Path(path)
@@ -28,139 +53,129 @@ def write_report(path: Path | str, race: dict[str, Any], events_by_strategy: dic
     target.write_text(render(race, events_by_strategy), encoding="utf-8")
 
 
-def render(race: dict[str, Any], events_by_strategy: dict[str, list[Event]]) -> str:
+def render(race: dict[str, Any], events_by_strategy: Mapping[str, Sequence[Event]]) -> str:
     """The report as text."""
-    results = race["results"]
-    title = f"Paceline race: {race.get('workload', 'workload')}"
+    found = race["results"]
+    runs = {str(result["strategy"]): events_by_strategy.get(str(result["strategy"]), []) for result in found}
+    title = str(race.get("title", f"Paceline race: {race.get('workload', 'workload')}"))
+    note = race.get("note", "Each strategy in turn on the same cluster, with the same model and order of data.")
     body = [
-        f"<h1>{escape(title)}</h1>",
-        '<p class="soft">Each strategy in turn on the same cluster, with the same model and order of data.</p>',
-        _settings(race),
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(str(note))}</p></header>',
+        "<noscript><p>The tables need no scripts; the charts and the timeline do.</p></noscript>",
         "<h2>Result</h2>",
-        _results(race),
-        _limit(results),
+        sections.results(race),
         "<h2>Learning</h2>",
-        _learning(results, events_by_strategy, race.get("target")),
+        _learning(runs),
+        "<h2>Pace and traffic</h2>",
+        _charts("share", "bytes"),
+        f'<p class="soft">{PACE}</p>',
         "<h2>Who did what when</h2>",
-        _timelines(results, events_by_strategy),
+        _timelines(found, runs),
+        "<h2>Samples of each worker in each round</h2>",
+        _of_each_run("batches", found),
+        "<h2>How late gradients were used</h2>",
+        _of_each_run("delays", found),
+        f'<p class="soft">{DELAYS}</p>',
+        sections.limits(found),
         "<h2>Where the samples went</h2>",
-        _account(results, events_by_strategy),
+        sections.samples(found, runs),
+        sections.warnings(found, runs),
+        "<h2>Settings and versions</h2>",
+        sections.settings(race),
     ]
-    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{viewport}<title>{escape(title)}</title><style>{CSS}</style>'
-    main = "\n".join(body)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body><main>\n{main}\n</main></body></html>\n'
+    return _page(title, "\n".join(body), _data(race, runs))
 
 
-def _settings(race: dict[str, Any]) -> str:
-    """What the race was given, whatever it was: all of the race's fields but the results."""
-    entries = []
-    for name, value in race.items():
-        if name != "results" and value not in (None, {}):
-            text = _value(value)
-            entries.append(f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(text)}</dd></div>")
-    backends = sorted({str(result["backend"]) for result in race["results"] if "backend" in result})
-    if backends:
-        entries.append(f"<div><dt>backend</dt><dd>{escape(', '.join(backends))}</dd></div>")
-    return f'<dl class="settings card">{"".join(entries)}</dl>'
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        shown = ", ".join(_value(each) for each in value[:12])
-        return f"{shown}, … ({len(value)})" if len(value) > 12 else shown
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)
-
-
-def _results(race: dict[str, Any]) -> str:
-    header, rows = race_rows(race)
-    best = max((result["share_of_ideal"] for result in race["results"]), default=0.0)
-    lines = []
-    for index, (row, result) in enumerate(zip(rows, race["results"], strict=True)):
-        cells = [escape(cell) for cell in row]
-        share = result["share_of_ideal"]
-        cells[0] = _dot(index) + cells[0]
-        width = 100 * min(max(share, 0.0), 1.0)
-        cells[1] = f'<span class="bar"><i><b style="width:{width:.1f}%"></b></i>{cells[1]}</span>'
-        lines.append(_row("td", cells, ' class="best"' if share == best and len(rows) > 1 else ""))
-    what = (
-        "Share of ideal: samples used, divided by what all workers could have computed in the same time, each at its "
-        "own speed alone. To target: when the held-out metric first reached it. Idle: mean over the workers."
+def _page(title: str, body: str, data: dict[str, Any]) -> str:
+    head = [
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        *(f"<style>{_asset(name)}</style>" for name in STYLES),
+    ]
+    # Inside a script element only `</` and `<!` have a meaning.
+    told = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    scripts = [
+        f'<script type="application/json" id="data">{told}</script>',
+        f"<script>/* uPlot:\n{_asset('uplot.LICENSE')}\n*/</script>",
+        *(f"<script>{_asset(name)}</script>" for name in SCRIPTS),
+    ]
+    main = f"<main>\n{body}\n</main>"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head>{"".join(head)}</head>\n<body>{main}\n'
+        + "\n".join(scripts)
+        + "\n</body></html>\n"
     )
-    return f'<div class="card">{_table(header, lines)}<p class="soft note">{what}</p></div>'
 
 
-def _limit(results: Sequence[dict[str, Any]]) -> str:
-    header, rows = limit_rows(results)
-    if not rows:
-        return ""
-    lines = [_row("td", [escape(cell) for cell in row]) for row in rows]
-    common = next(result["limit"] for result in results if "limit" in result)  # but for the shares it is equal in all
-    facts = [
-        f"noise scale {amount(common['noise_scale'])} samples",
-        f"an all-reduce {milliseconds(common['comm_seconds'])}",
-        f"best batch {amount(common['best_batch'])} samples",
-        f"time of the limit to the target {seconds(common['seconds'])}",
+def _data(race: Mapping[str, Any], runs: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
+    """What the scripts draw."""
+    workers = {str(result["strategy"]): result["workers"] for result in race["results"]}
+    lanes = timelines({name: events for name, events in runs.items() if events}, workers)
+    limits = [result["limit"].get("seconds") for result in race["results"] if "limit" in result]
+    return {
+        "target": race.get("target"),
+        "limit": limits[0] if limits else None,
+        "runs": [
+            {
+                "name": str(result["strategy"]),
+                "timeline": lanes.get(str(result["strategy"])),
+                **curves_of(runs[str(result["strategy"])], result),
+            }
+            for result in race["results"]
+        ],
+    }
+
+
+def _charts(*kinds: str) -> str:
+    cards = "".join(f'<div class="card"><div data-chart="{kind}"></div></div>' for kind in kinds)
+    return f'<div class="charts">{cards}</div>'
+
+
+def _learning(runs: Mapping[str, Sequence[Event]]) -> str:
+    if not any(event["kind"] == "metric" for events in runs.values() for event in events):
+        return f'<div class="card soft">{NO_METRIC}</div>'
+    return _charts("metric-seconds", "metric-samples", "loss-seconds", "loss-samples")
+
+
+def _of_each_run(kind: str, found: Sequence[Mapping[str, Any]]) -> str:
+    cards = [
+        f'<div class="card"><h3>{sections.dot(index)}{escape(str(result["strategy"]))}</h3>'
+        f'<div data-chart="{kind}" data-run="{index}"></div></div>'
+        for index, result in enumerate(found)
     ]
-    what = (
-        "Of limit: the least time to the target that any method needs on this cluster, divided by this strategy's. It "
-        "is the product of three. Hardware: the share of ideal. Batch: what its batches cost against the best one "
-        "(above 100 % for smaller ones, which need fewer samples and more communication). Statistics: samples that a "
-        "run without delay needs at its batch, divided by what it needed."
-    )
-    notes = "".join(f'<p class="soft note">{text}</p>' for text in (f"This race: {', '.join(facts)}.", what))
-    return f'<h2>How far from the limit</h2><div class="card">{_table(header, lines)}{notes}</div>'
+    return f'<div class="charts runs">{"".join(cards)}</div>'
 
 
-def _learning(results: Sequence[dict[str, Any]], events: dict[str, list[Event]], target: float | None) -> str:
-    by_time, by_samples = [], []
-    for result in results:
+def _timelines(found: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Event]]) -> str:
+    cards = [_controls()] if any(runs.values()) else []
+    for index, result in enumerate(found):
         name = str(result["strategy"])
-        start, _ = window_of(events.get(name, []))
-        metrics = sorted((e for e in events.get(name, []) if e["kind"] == "metric"), key=lambda e: e["t"])
-        by_time.append(Curve(name, [(e["t"] - start, e["metric"]) for e in metrics]))
-        by_samples.append(Curve(name, [(e["samples"], e["metric"]) for e in metrics]))
-    charts = [
-        line_chart(by_time, x_label="seconds", y_label="held-out metric", target=target),
-        line_chart(by_samples, x_label="samples applied", y_label="held-out metric", target=target),
-    ]
-    cards = "".join(f'<div class="card">{chart}</div>' for chart in charts)
-    return f'{legend([str(result["strategy"]) for result in results], target)}<div class="charts">{cards}</div>'
-
-
-def _timelines(results: Sequence[dict[str, Any]], events: dict[str, list[Event]]) -> str:
-    cards, span = [state_legend()], common_span(events.values())
-    for index, result in enumerate(results):
-        name = str(result["strategy"])
-        lanes = timeline(events.get(name, []), result, span)
-        cards.append(f'<div class="card"><h3>{_dot(index)}{escape(name)}</h3>{lanes}</div>')
+        lanes = '<p class="soft">There are no events of this run.</p>'
+        if runs[name]:
+            label = escape(f"Timeline of {name}: a lane for each worker. Arrow keys move, plus and minus zoom.")
+            canvas = f'<canvas tabindex="0" role="img" aria-label="{label}"></canvas>'
+            readout = '<p class="readout soft" aria-live="polite"></p>'
+            lanes = f'<div class="timeline" data-run="{index}">{canvas}{readout}</div>'
+        whole = sections.shares(result["workers"], result["seconds"])
+        cards.append(f'<div class="card"><h3>{sections.dot(index)}{escape(name)}</h3>{lanes}{whole}</div>')
     return "".join(cards)
 
 
-def _account(results: Sequence[dict[str, Any]], events: dict[str, list[Event]]) -> str:
-    header = ["strategy", "computed", "applied", "discarded", "in flight at the end", "sent", "adds up"]
-    lines, problems = [], []
-    for result in results:
-        name = str(result["strategy"])
-        books = account(events.get(name, []))
-        numbers = [count(n) for n in (books.computed, books.applied, books.discarded, books.in_flight)]
-        verdict = '<span class="bad">no</span>' if books.errors else "yes"
-        lines.append(_row("td", [escape(name), *numbers, size(result["bytes_sent"]), verdict]))
-        problems += [f'<p class="bad">{escape(name)}: {escape(error)}.</p>' for error in books.errors[:5]]
-    what = "Every computed sample was applied, was discarded for a reason that was reported, or was still in flight."
-    note = f'<p class="soft note">{what}</p>'
-    return f'<div class="card">{_table(header, lines)}{note}{"".join(problems)}</div>'
+def _controls() -> str:
+    buttons = [
+        f'<button type="button" data-zoom="{kind}" aria-label="{label}" title="{label}">{sign}</button>'
+        for kind, (sign, label) in BUTTONS.items()
+    ]
+    buttons.append('<button type="button" data-zoom="all">all</button>')
+    states = [f'<span><i class="swatch {state}"></i>{state}</span>' for state in sections.STATES]
+    states.append('<span><i class="swatch step"></i>a step of the model</span>')
+    return (
+        f'<div class="controls"><div class="legend">{"".join(states)}</div><div>{"".join(buttons)}</div></div>'
+        f'<p class="soft">{HOW} All timelines show the same seconds.</p>'
+    )
 
 
-def _dot(index: int) -> str:
-    """The colour by which the charts know the strategy."""
-    return f'<i class="dot" style="background:var(--s{index % COLOURS})"></i>'
-
-
-def _table(header: Sequence[str], lines: Sequence[str]) -> str:
-    head = _row("th", [escape(cell) for cell in header])
-    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _row(cell: str, texts: Sequence[str], attributes: str = "") -> str:
-    return f"<tr{attributes}>" + "".join(f"<{cell}>{text}</{cell}>" for text in texts) + "</tr>"
+def _asset(name: str) -> str:
+    return files("paceline.report").joinpath("assets", name).read_text(encoding="utf-8").strip()

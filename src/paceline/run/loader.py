@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.control.ledger import order
 from paceline.errors import PacelineError
+from paceline.rules.portions import AHEAD, FILLED, portion
 
 TAKEN_OVER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
 
@@ -40,15 +41,18 @@ class SharedOrder:
 
 class LeaseSampler:
     """The batch sampler of the DataLoader: takes leases until there are none, and remembers what it took. A lease is
-    cut into pieces when smaller micro-batches are asked for."""
+    cut into pieces when smaller micro-batches are asked for, or when samples do not cost the same: then leases that
+    follow each other are joined first, so that what is left of one is no micro-batch of its own."""
 
-    def __init__(self, shared_order: SharedOrder) -> None:
-        self._order = shared_order
+    def __init__(self, shared_order: SharedOrder, costs: NDArray[np.float64] | None = None) -> None:
+        self._order, self._costs = shared_order, costs
+        self._mean_cost = 0.0 if costs is None else float(costs.mean())
         self.taken: deque[range] = deque()  # in the order in which the DataLoader will hand the batches out
         self.next_range: Callable[[], range | None] = lambda: None
         self.at_most: Callable[[], int] = lambda: 1
         self.over: Callable[[], bool] = lambda: False
         self._first: range | None = None
+        self._second: range | None = None  # taken to be joined to the first, but it did not follow it
 
     def __iter__(self) -> Iterator[list[int]]:
         while (positions := self._take()) is not None:
@@ -60,22 +64,44 @@ class LeaseSampler:
         if self.over():  # what is left of a lease goes back
             return False
         if self._first is None:
-            self._first = self.next_range()
+            self._first, self._second = self._second or self.next_range(), None
         return self._first is not None
 
     def _take(self) -> range | None:
         if not self.look_ahead() or self._first is None:
             return None
-        cut = self.at_most()
+        cut = self.at_most() if self._costs is None else self._portion(self._costs)
         taken, rest = self._first[:cut], self._first[cut:]
         self._first = rest or None
         return taken
 
+    def _portion(self, costs: NDArray[np.float64]) -> int:
+        """How many of the first samples make a micro-batch of the usual cost."""
+        most = self.at_most()
+        budget = FILLED * self._mean_cost * most
+        while True:
+            assert self._first is not None
+            waiting = costs[self._order.indices(self._first)]
+            enough = float(waiting.sum()) >= AHEAD * budget
+            if enough or not self._join():
+                return portion(waiting, budget, most, more=enough)
+
+    def _join(self) -> bool:
+        """Take one more lease and join it to the first, if it follows that in the same epoch."""
+        assert self._first is not None
+        if self._second is None:
+            self._second = self.next_range()
+        follows = self._second is not None and self._second.start == self._first.stop
+        if self._second is None or not follows or self._first.stop % self._order.samples == 0:
+            return False
+        self._first, self._second = range(self._first.start, self._second.stop), None
+        return True
+
     def left_over(self) -> list[range]:
         """What was taken and never handed out."""
-        rest = list(self.taken) + ([self._first] if self._first is not None else [])
+        rest = [*self.taken, *(part for part in (self._first, self._second) if part is not None)]
         self.taken.clear()
-        self._first = None
+        self._first = self._second = None
         return rest
 
 
@@ -88,6 +114,7 @@ class Loader:
         epochs: how often every sample is used; None with `seconds` to go by the clock alone.
         seconds: take no new micro-batch after so long.
         seed: of the shuffled order.
+        cost: of each sample of the dataset, in any unit; None where all cost the same.
         options: `DataLoader` options: num_workers, collate_fn, pin_memory, …
     """
 
@@ -98,12 +125,14 @@ class Loader:
         epochs: int | None,
         seconds: float | None,
         seed: int,
+        cost: ArrayLike | None,
         options: dict[str, Any],
     ) -> None:
         self.samples = checked_length(dataset, micro_batch, epochs, seconds, options)
         self.micro_batch, self.epochs, self.seconds = micro_batch, epochs, seconds
         self.seed = seed
-        self._sampler = LeaseSampler(SharedOrder(seed, self.samples))
+        costs = None if cost is None else checked_costs(cost, self.samples)
+        self._sampler = LeaseSampler(SharedOrder(seed, self.samples), costs)
         self._batches = DataLoader(dataset, batch_sampler=cast(Any, self._sampler), **options)
         self._iterator: Iterator[Any] | None = None
         self._deadline = float("inf")
@@ -215,3 +244,19 @@ def checked_length(
             remedy="Make the micro-batch smaller, or check that the dataset was read whole.",
         )
     return samples
+
+
+def checked_costs(cost: ArrayLike, samples: int) -> NDArray[np.float64]:
+    """The costs of all samples as numbers."""
+    try:
+        costs = np.asarray(cost, dtype=np.float64)
+    except (TypeError, ValueError):
+        costs = np.empty(0)
+    if costs.shape != (samples,) or not np.isfinite(costs).all() or costs.min() < 0 or not costs.any():
+        raise PacelineError(
+            "The costs of the samples cannot be used.",
+            where="run.loader(dataset, cost=...)",
+            cause=f"The dataset has {samples} samples.",
+            remedy="Give one number for each of them, not negative and not all zero.",
+        )
+    return costs

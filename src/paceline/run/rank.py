@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore
@@ -16,6 +18,7 @@ from paceline.backends.learning_node import Task
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
+from paceline.callbacks import Callback, JsonLines
 from paceline.control.keys import GENERATION
 from paceline.control.messages import to_ranges
 from paceline.control.service import CONNECTION_CLOSED
@@ -24,9 +27,11 @@ from paceline.control.store import ControlStore
 from paceline.errors import PacelineError
 from paceline.launch.surroundings import Surroundings
 from paceline.node import LOST, Message
-from paceline.record import FileRecorder
+from paceline.record import FileRecorder, Recorder
 from paceline.run.loader import Loader
+from paceline.run.metrics import Feed, write_settings
 from paceline.strategies.strategy import Strategy
+from paceline.versions import versions
 
 log = logging.getLogger("paceline")
 WHY_SECONDS = 0.5  # many times the launcher's pause between two looks
@@ -41,16 +46,25 @@ class Rank:
         loader: the user's data.
         strategy: to be compared with the other ranks'.
         schedulers: of the learning rate, in words; to be compared too.
+        callbacks: the user's; rank 0 tells them how it goes.
     """
 
     def __init__(
-        self, surroundings: Surroundings, replica: Replica, loader: Loader, strategy: Strategy, schedulers: list[str]
+        self,
+        surroundings: Surroundings,
+        replica: Replica,
+        loader: Loader,
+        strategy: Strategy,
+        schedulers: list[str],
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._control, self._loader, self._strategy = surroundings.control, loader, strategy
         self._told: set[int] = set()
         self._stock: LeaseStock | None = None
         now = run_clock(surroundings.origin)
-        self.recorder = FileRecorder(surroundings.folder / "events", surroundings.rank)
+        self._file = FileRecorder(surroundings.folder / "events", surroundings.rank)
+        self.recorder: Recorder = self._file
+        self._feed: Feed | None = None
         host = "127.0.0.1" if surroundings.loopback else self._control.local_host
         self._mailbox = Mailbox(surroundings.rank, surroundings.secret, host=host)
         # Before anything is added up: do all ranks mean the same? gloo would abort or return half a sum.
@@ -79,6 +93,11 @@ class Rank:
             surroundings.loopback,
             self.check_peers,
         )
+        if surroundings.rank == 0:
+            info = self._described(surroundings, replica)
+            write_settings(surroundings.folder, info)
+            self._feed = Feed(self._file, [JsonLines(), *callbacks], info, lambda: self.node.samples_applied)
+            self.recorder = self._feed
         self.node = ProcessNode(
             replica,
             self._control,
@@ -89,6 +108,24 @@ class Rank:
             self.check_peers,
             Task(loader.micro_batch, loader.samples, surroundings.servers, strategy.survives, self._more_to_come),
         )
+
+    def _described(self, surroundings: Surroundings, replica: Replica) -> dict[str, Any]:
+        """The run, for its folder and for callbacks."""
+        loader = self._loader
+        return {
+            "strategy": self._strategy.name,
+            "options": dataclasses.asdict(self._strategy),
+            "workers": surroundings.workers,
+            "servers": surroundings.servers,
+            "parameters": replica.parameters.numel(),
+            "micro_batch": loader.micro_batch,
+            "samples": loader.samples,
+            "epochs": loader.epochs,
+            "seed": loader.seed,
+            "began": surroundings.origin,
+            "folder": str(surroundings.folder),
+            "versions": versions(),
+        }
 
     def check_peers(self, seconds: float) -> None:
         """Raise if a rank is known to be lost, or becomes known within the time."""
@@ -161,7 +198,9 @@ class Rank:
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""
         self.recorder.write("end", self.node.rank, self.node.now())
-        self.recorder.close()
+        self._file.close()
+        if self._feed is not None:
+            self._feed.close(error)
         self._mailbox.close()
         if error:
             self.collectives.abandon()

@@ -13,14 +13,14 @@ It works alone, under torchrun and under `paceline run`; the script is the same.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -28,6 +28,7 @@ from paceline.backends.driver import Driver
 from paceline.backends.processes import ProcessNode
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import RoundNews, extra_numbers
+from paceline.callbacks import Callback
 from paceline.errors import PacelineError, print_as_paragraph
 from paceline.launch.roles import Servers
 from paceline.launch.surroundings import Surroundings
@@ -41,7 +42,6 @@ from paceline.run.saving import Saver
 from paceline.run.state import model_state, restore, to_resume, untrained_state
 from paceline.strategies import Strategy, create
 
-log = logging.getLogger("paceline")
 IDLE_SLICE = 0.05  # how long a rank without data sleeps before it asks again whether leases came back
 # A rank that gives leases back holds the run open for so many rounds: the others may have looked for data just before,
 # and with a strategy that is one round late what they find shows two rounds later.
@@ -59,6 +59,7 @@ class Run:
         join_timeout: seconds to wait for the other ranks at the start.
         servers: ranks that serve, for strategies with servers: how many, the last ones; or which, `"0,4"`; or `"host"`,
             the last one of every host. `paceline run --servers` counts more.
+        callbacks: told on rank 0 how it goes, beside `metrics.jsonl`; see `paceline.callbacks`.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Run:
         seed: int = 0,
         join_timeout: float = 120.0,
         servers: Servers = 0,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.strategy = create(strategy) if isinstance(strategy, str) else strategy
         self._name, self._out, self._seed, self._join_timeout = name, Path(out), seed, join_timeout
@@ -82,6 +84,7 @@ class Run:
         self._driver: Driver | None = None
         self._abortable: Abortable | None = None
         self._resumed = Checkpoint()
+        self._callbacks = callbacks
         self._after_round: list[Callable[[], None]] = []
         self._mark: list[tuple[Tensor, int]] = []
 
@@ -169,6 +172,7 @@ class Run:
         micro_batch: int,
         epochs: int | None = None,
         seconds: float | None = None,
+        cost: ArrayLike | None = None,
         **dataloader_options: Any,
     ) -> Loader:
         """Micro-batches of the dataset for this rank; over all ranks every sample exactly once an epoch.
@@ -178,11 +182,12 @@ class Run:
             micro_batch: samples in a micro-batch, the smallest piece of work.
             epochs: how often every sample is used.
             seconds: take no new micro-batch after so long; with or instead of `epochs`.
+            cost: of each sample, in any unit: micro-batches then cost about the same, of at most `micro_batch` samples.
             dataloader_options: passed on to `torch.utils.data.DataLoader`: num_workers, collate_fn, pin_memory, …
         """
         if self._loader is not None:
             raise PacelineError("A run has one loader.", remedy="Make a second Run for a second training.")
-        self._loader = Loader(dataset, micro_batch, epochs, seconds, self._seed, dataloader_options)
+        self._loader = Loader(dataset, micro_batch, epochs, seconds, self._seed, cost, dataloader_options)
         self._connect_loader()
         return self._loader
 
@@ -200,7 +205,9 @@ class Run:
             raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
         self._replica = Replica(model, optimizer, clip_norm, extra_numbers(self.world_size))
         place = self.surroundings
-        self._rates = LearningRates(optimizer, place.workers, place.control, self._say_called)
+        self._rates = LearningRates(
+            optimizer, place.workers, place.control, lambda: setattr(self.node, "scheduler_called", True)
+        )
         self._connect_loader()
         return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
 
@@ -318,9 +325,8 @@ class Run:
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
-        schedulers = self._rates.find(self._loader)
-        self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers)
-        describes = self.strategy.name, self._data()
+        schedulers, describes = self._rates.find(self._loader), (self.strategy.name, self._data())
+        self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers, self._callbacks)
         self._saver = Saver(self._rank, self._rates, self._share_of, describes, self.folder / "checkpoints")
         self._start_alike()
         self._rank.start_leasing(self._resumed.values.get("used", []))
@@ -355,9 +361,6 @@ class Run:
         if not gradient.count:  # given up
             self._loader.repeat()
         self._driver.give(gradient)
-
-    def _say_called(self) -> None:
-        self.node.scheduler_called = True
 
     def _gradients_zeroed(self) -> None:
         """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been

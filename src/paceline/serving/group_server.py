@@ -159,10 +159,12 @@ class GroupServer:
         except PacelineError as error:
             self._refuse(push, str(error))
         else:
-            if mean is not None and self._lock_step:
+            if mean is None:
+                self._tell_nothing_came(push)
+            elif self._lock_step:
                 push.mean = mean
                 self._round.append(push)
-            elif mean is not None:
+            else:
                 self._step([push], mean, self._scale(push))
         self._go_on(slowest)
         self._answer(worker)
@@ -203,6 +205,11 @@ class GroupServer:
                 node.learned(node.samples_applied + push.samples)
         self._version += sum(push.samples > 0 for push in pushes)
         self._exchange.stepped(mean, scale, pushes, len(self._clocks.workers))
+
+    def _tell_nothing_came(self, push: Received) -> None:
+        """The worker has discarded its gradient. Where nothing else ever comes, the run ends."""
+        if self._leads:
+            self._node.settle_for(push.worker, 0, push.handed_in)
 
     def _refuse(self, push: Received, why: str) -> None:
         if self._leads and push.samples:

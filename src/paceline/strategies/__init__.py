@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from paceline.errors import PacelineError, no_such
+from paceline.errors import no_such
+from paceline.options import read_options, split_name
 from paceline.strategies.abs_sgd import AbsSgd
 from paceline.strategies.ad_psgd import AdPsgd
 from paceline.strategies.adaptive_sgd import AdaptiveSgd
@@ -64,11 +65,11 @@ def create(text: str) -> Strategy:
     >>> create("abs-sgd --paper").delay_cure
     'none'
     """
-    name, *settings = (part.strip() for part in text.replace(" --", ":").split(":"))
+    name, settings = split_name(text)
     if name not in STRATEGIES:
         raise no_such("strategy", name, STRATEGIES)
     kind = STRATEGIES[name]
-    return kind(**dict(_setting(kind, each) for each in settings))
+    return kind(**read_options(settings, options(kind), "strategy", name))
 
 
 def options(kind: type[Strategy]) -> dict[str, Any]:
@@ -78,29 +79,3 @@ def options(kind: type[Strategy]) -> dict[str, Any]:
     {'micro_batches': 1}
     """
     return {field.name: field.default for field in dataclasses.fields(kind)}
-
-
-def _setting(kind: type[Strategy], text: str) -> tuple[str, Any]:
-    key, _, value = text.partition("=")
-    known = options(kind)
-    if key not in known:
-        raise no_such(f"option of the strategy {kind.name} called", key, known, f"Write {kind.name}:option=value.")
-    try:
-        return key, _value(value, type(known[key]))
-    except ValueError:
-        raise PacelineError(
-            f"The option {key} of the strategy {kind.name} cannot be {value!r}.",
-            remedy=f"Write it as in {kind.name}:{key}={known[key]}.",
-        ) from None
-
-
-def _value(text: str, kind: type) -> Any:
-    """
-    >>> _value("", bool), _value("false", bool), _value("3", int)
-    (True, False, 3)
-    """
-    if kind is not bool:
-        return kind(text)
-    if text.lower() not in ("", "true", "false"):
-        raise ValueError(text)
-    return text.lower() != "false"

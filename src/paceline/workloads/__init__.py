@@ -6,10 +6,12 @@ The names are known without importing torch, because the command line's help mus
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import no_such
+from paceline.options import read_options, split_name
 
 if TYPE_CHECKING:
     from paceline.workloads.workload import Workload
@@ -20,6 +22,8 @@ MODELS = {
     "fashion-mnist": ("lenet-5", "mlp", "resnet-18", "vgg-19"),
     "multi30k": ("seq2seq",),
     "synthetic": ("mlp",),
+    "xmc": ("sparse-mlp",),
+    "xmc-generated": ("sparse-mlp",),
 }
 """What each workload can train; its usual model first."""
 NAMES = tuple(MODELS)
@@ -27,19 +31,22 @@ OPTIMIZERS = ("sgd", "nesterov", "adamw")
 """What every workload knows a learning rate for; the usual one first."""
 
 
-def load(name: str, data: Path | None = None, model: str | None = None) -> Workload:
+def load(text: str, data: Path | None = None, model: str | None = None) -> Workload:
     """The workload of this name.
 
     Args:
-        name: one of `NAMES`.
+        text: one of `NAMES` and, behind colons, its options: the keyword arguments of its module's `load`.
         data: folder with the data's files, for workloads that are not bundled.
         model: one of the workload's models; its usual one by default.
     """
     from paceline.workloads.workload import Workload
 
-    model = model_name(name, model)
+    name, settings = split_name(text)
+    model = model_name(text, model)
     module = importlib.import_module(f"paceline.workloads.{name.replace('-', '_')}")
-    workload = module.load(data, model)
+    parameters = inspect.signature(module.load).parameters.values()
+    known = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    workload = module.load(data, model, **read_options(settings, known, "workload", name))
     assert isinstance(workload, Workload)
     return workload
 
@@ -50,9 +57,10 @@ def model_name(workload: str, model: str | None = None) -> str:
     >>> model_name("fashion-mnist")
     'lenet-5'
     """
-    if workload not in NAMES:
-        raise no_such("workload", workload, NAMES)
-    models = MODELS[workload]
+    name, _ = split_name(workload)
+    if name not in NAMES:
+        raise no_such("workload", name, NAMES)
+    models = MODELS[name]
     if model is not None and model not in models:
-        raise no_such(f"model for the workload {workload} called", model, models)
+        raise no_such(f"model for the workload {name} called", model, models)
     return models[0] if model is None else model

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from paceline.workloads.sparse_rows import Bags
+
 GROUPS = 2
 """Of a normalisation: a divisor of every even width, and few, because the narrow stages have only a few channels."""
 
@@ -25,6 +27,34 @@ class MLP(nn.Sequential):
         for width, next_width in pairwise(sizes):
             layers += [nn.Linear(width, next_width), nn.ReLU()]
         super().__init__(*layers[:-1])  # logits: no ReLU after the last layer
+
+
+class SparseMLP(nn.Module):
+    """One hidden layer over sparse rows, and logits for all labels: what the field of extreme classification trains.
+
+    The first layer looks up the features that a row has, and its gradient is sparse: only rows of the matrix that some
+    sample has touched.
+
+    Args:
+        features, labels: how many there are.
+        hidden: width of the hidden layer.
+
+    >>> sum(p.numel() for p in SparseMLP(features=135_909, labels=670_091).parameters())  # Amazon-670k
+    103838219
+    """
+
+    def __init__(self, features: int, labels: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.features = nn.EmbeddingBag(features, hidden, mode="sum", sparse=True, include_last_offset=True)
+        # With torch's 1 the first layer hardly moves: P@1 0.68 instead of 0.72 after four epochs of EURLex-4K.
+        nn.init.normal_(self.features.weight, std=hidden**-0.5)
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.output = nn.Linear(hidden, labels)
+
+    def forward(self, rows: Bags) -> Tensor:
+        hidden = relu(self.features(rows.indices, rows.starts, rows.values) + self.bias)
+        logits: Tensor = self.output(hidden)
+        return logits
 
 
 class LeNet5(nn.Module):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that every PyTorch user knows)
@@ -17,25 +17,32 @@ from torch.utils.data import Dataset
 from paceline.errors import no_such
 from paceline.workloads import OPTIMIZERS, model_name
 
+Batch = tuple[Any, Any]
+"""Inputs and targets: two tensors, or whatever has a length and can be sent `to` a device."""
 
-class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """A map-style dataset over two tensors that are ready for the model, so that fetching costs next to nothing.
+
+class Samples(Dataset[Batch]):
+    """A map-style dataset over two tensors that are ready for the model, so that fetching costs next to nothing. What
+    can be indexed as a tensor can may take their place.
 
     A slice or a tensor of indices gives a batch at once, the same as a `DataLoader` makes of single samples.
     `__getitems__` follows PyTorch's contract (a list of samples, as a `DataLoader` wants it) with one indexing
     operation for the whole list.
     """
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    collate: Callable[[Any], Batch] | None = None
+    """What a `DataLoader` joins samples with; None for torch's own way."""
+
+    def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | slice | Tensor) -> Batch:
         return self.x[index], self.y[index]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
         chosen = torch.as_tensor(indices)
         return list(zip(self.x[chosen].unbind(), self.y[chosen].unbind(), strict=True))
 
@@ -111,11 +118,11 @@ class Workload(ABC):
         return self.adamw_lr if optimizer == "adamw" else self.lr
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean over the samples of the batch of what is to become small."""
 
     @abstractmethod
-    def judge(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    def judge(self, model: nn.Module, batch: Batch) -> tuple[float, float]:
         """The metric and the loss of the batch, both added up over its samples."""
 
     @torch.no_grad()
@@ -144,12 +151,12 @@ class Classification(Workload):
 
     metric_name = "accuracy"
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross-entropy of the batch."""
         x, y = batch
         return F.cross_entropy(model(x), y)
 
-    def judge(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    def judge(self, model: nn.Module, batch: Batch) -> tuple[float, float]:
         x, y = batch
         logits = model(x)
         return float((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum"))

@@ -1,4 +1,4 @@
-"""The model and the optimizer that a user gives: what can be trained, and what cannot."""
+"""Which parameters a run trains, and whether the user's optimizer can move them together with other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.errors import PacelineError
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that asks for the loss several times in a step cannot work with the mean of all ranks' gradients."""
+    """The mean of all ranks' gradients is computed once and is dense: not every optimizer can work with it."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise PacelineError(
@@ -19,6 +19,13 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
             where="run.optimizer(optimizer, model)",
             cause="A step is made with the gradients of all ranks, which are computed once.",
             remedy="Take an optimizer that only uses .grad: SGD, Adam, AdamW and most others.",
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise PacelineError(
+            "The optimizer SparseAdam takes sparse gradients alone.",
+            where="run.optimizer(optimizer, model)",
+            cause="A step is made with the sum of all ranks' gradients, which is dense; layers may be sparse=True.",
+            remedy="Take SGD, Adam or AdamW.",
         )
 
 

@@ -1,0 +1,217 @@
+"""Real ranks, some of which serve: the same bits in the end, every sample once, the equations by hand, and resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.control.ledger import order
+from paceline.record import read_events
+from paceline.run.checkpoint import read
+from paceline.summary import account
+
+SAMPLES, EPOCHS = 53, 2
+Ranks = Callable[..., Any]
+
+
+def everything(samples: int = SAMPLES) -> Counter[tuple[int, int]]:
+    return Counter((epoch, index) for epoch in range(EPOCHS) for index in range(samples))
+
+
+def assert_served(outcome: Any, workers: int, used: int = EPOCHS * SAMPLES) -> None:
+    """All ranks end with the same bits, servers had no micro-batch, and all samples are accounted for."""
+    first = outcome.facts[0]
+    for fact in outcome.facts:
+        assert fact["final"] == first["final"] and fact["after_round"][-1] == first["after_round"][-1]
+        assert fact["applied"] == first["applied"]
+    assert all(not fact["seen"] and not fact["steps"] for fact in outcome.facts[workers:])
+    books = account(outcome.events)
+    assert books.errors == () and books.in_flight == 0 and books.applied == used
+    assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
+    assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (used, books.discarded)
+    computed = {event["rank"] for event in outcome.events if event["kind"] == "compute"}
+    assert computed <= set(range(workers))
+    stepped = Counter(event["of"] for event in outcome.events if event["kind"] == "step")
+    assert set(stepped) == computed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [
+        ("bsp", 1),
+        ("ssp", 2),
+        ("gssp:grouping=0-1/2", 2),
+        ("gssp:grouping=0/1-2:exchange=global", 3),
+        ("gssp:parts=2:warm_up=1:grouping=equal", 4),
+        ("gssp:grouping=2/0-1:compress=top-k:ratio=0.3", 2),
+    ],
+)
+def test_all_ranks_end_alike_and_every_sample_is_used_once(ranks: Ranks, strategy: str, servers: int) -> None:
+    options = {"samples": SAMPLES, "optimizer": "momentum", "slow": {"0": 0.002, "1": 0.006, "2": 0.003}}
+    outcome = ranks("train", 3 + servers, servers=servers, strategy=strategy, **options)
+    assert outcome.seen == everything()
+    assert_served(outcome, 3)
+    assert outcome.facts[0]["applied"] == EPOCHS * SAMPLES
+
+
+# ---- by hand
+
+
+def points() -> tuple[Tensor, Tensor]:
+    x = torch.randn(SAMPLES, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    return x, x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3
+
+
+def start() -> nn.Linear:
+    model = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.1, 0.2, 0.3]]))
+        model.bias.zero_()
+    return model
+
+
+@pytest.mark.parametrize(("name", "servers"), [("sgd", 1), ("nesterov", 2), ("adam", 1)])
+def test_bsp_is_the_optimizer_on_the_joined_batches(ranks: Ranks, name: str, servers: int) -> None:
+    """The n-th micro-batches of all workers make one step; where one has none any more, the learning rate is halved."""
+    outcome = ranks("train", 2 + servers, servers=servers, strategy="bsp", samples=SAMPLES, optimizer=name)
+    batches = [[indices for _, indices in fact["steps"]] for fact in outcome.facts[:2]]
+    model, (x, y) = start(), points()
+    optimizer: torch.optim.Optimizer = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+        "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    }[name](model.parameters())
+    [group], rounds = optimizer.param_groups, max(map(len, batches))
+    as_set = group["lr"]
+    assert min(map(len, batches)) > 5
+    for number in range(rounds):
+        together = [own[number] for own in batches if number < len(own)]
+        joined = [index for own in together for index in own]
+        optimizer.zero_grad()
+        ((model(x[joined]).squeeze(-1) - y[joined]) ** 2).mean().backward()
+        group["lr"] = as_set * len(together) / 2
+        optimizer.step()
+    by_hand = nn.utils.parameters_to_vector(model.parameters())
+    torch.testing.assert_close(torch.tensor(outcome.facts[0]["final"], dtype=torch.float64), by_hand, rtol=1e-9, atol=0)
+    assert_served(outcome, 2)
+
+
+# ---- saving and resuming
+
+
+def used_by(path: Path, samples: int) -> list[tuple[int, int]]:
+    """The (epoch, sample) pairs that a checkpoint says are used."""
+    positions = [position for begin, stop in read(path).values["used"] for position in range(begin, stop)]
+    orders = [order(0, epoch, samples) for epoch in range(EPOCHS)]
+    return [(position // samples, int(orders[position // samples][position % samples])) for position in positions]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "servers"),
+    [("ssp:overlap=always", 2, 2), ("gssp:grouping=0/1:parts=2:compress=top-k:ratio=0.5", 2, 4)],
+)
+def test_a_run_goes_on_from_its_servers_momentum(ranks: Ranks, strategy: str, workers: int, servers: int) -> None:
+    options = {"strategy": strategy, "servers": servers, "samples": 61}
+    first = ranks("train_served", workers + servers, **options, save_after={"1": 4})
+    assert first.seen == everything(61)
+    assert_served(first, workers, EPOCHS * 61)
+    [path] = (first.folder / "checkpoints").glob("round-*")
+    saved, used = read(path), used_by(path, 61)
+    assert 0 < len(used) == len(set(used)) == saved.values["samples_applied"] < EPOCHS * 61
+
+    # Of the first group's servers each had a part of the momentum when all met.
+    held = [fact["when_met"][0]["momenta"] for fact in first.facts[workers : workers + 2]]
+    momenta = [saved.tensors["optimizer"][f"{number}.momentum_buffer"].flatten().tolist() for number in range(2)]
+    assert momenta == [held[0][0], held[-1][1]] and all(any(each) for each in momenta)
+
+    second = ranks("train_served", workers + servers, **options, resume=True)
+    assert {fact["taken"] for fact in second.facts} == {str(path)}
+    assert Counter(used) + second.seen == everything(61)
+    assert {fact["applied"] for fact in second.facts} == {EPOCHS * 61}
+    for fact in second.facts[workers:]:
+        assert fact["first"] == momenta, "before a server's first step"
+
+
+# ---- wrong numbers of ranks
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nproc", "servers", "what"),
+    [
+        ("ssp", 1, 0, "The strategy ssp needs workers and servers, and has 1 and 0."),
+        ("gssp", 2, 2, "The strategy gssp needs workers and servers, and has 0 and 2."),
+        ("abs-sgd", 3, 1, "The strategy abs-sgd has no servers, and was given 1."),
+        ("ssp", 4, 3, "A model of 2 parameters cannot be cut into 3 parts."),
+    ],
+)
+def test_ranks_that_cannot_serve_so_are_told(ranks: Ranks, strategy: str, nproc: int, servers: int, what: str) -> None:
+    outcome = ranks("train", nproc, servers=servers, strategy=strategy, fails=True)
+    assert set(outcome.codes) == {1}
+    assert any(what in output.strip().splitlines()[-1] for output in outcome.outputs), outcome.outputs
+
+
+# ---- torchrun
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+import paceline
+
+x = torch.arange(66.0).view(33, 2) / 66
+y = x.sum(1, keepdim=True)
+model = torch.nn.Linear(2, 1)
+with paceline.Run("ssp", out=sys.argv[1], name="mine", join_timeout=60, servers=1) as run:
+    loader = run.loader(torch.utils.data.TensorDataset(x, y), micro_batch=4, epochs=2)
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    given = 0
+    for inputs, wanted in loader:
+        given += 1
+        optimizer.zero_grad()
+        ((model(inputs) - wanted) ** 2).mean().backward()
+        optimizer.step()
+    facts = {"folder": str(run.folder), "given": given, "applied": run.node.samples_applied, "serves": run.node.serves}
+    facts["final"] = run.node.parameters.tolist()
+    Path(sys.argv[1], f"facts-{run.rank}.json").write_text(json.dumps(facts))
+"""
+
+
+def test_under_torchrun_the_last_rank_serves(tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT)
+    out.mkdir()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    process = subprocess.Popen(
+        [sys.executable, *launcher, str(script), str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        said, complained = process.communicate(timeout=150)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # nothing stays behind, also when it hangs
+        process.wait()
+    assert process.returncode == 0, said + complained
+    facts = [json.loads((out / f"facts-{rank}.json").read_text()) for rank in range(3)]
+    assert [fact["serves"] for fact in facts] == [False, False, True] and facts[2]["given"] == 0
+    assert all(fact["final"] == facts[0]["final"] and fact["applied"] == 66 for fact in facts)
+    books = account(read_events(Path(facts[0]["folder"]) / "events"))
+    assert (books.computed, books.applied, books.errors) == (66, 66, ())
