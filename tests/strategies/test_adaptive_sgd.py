@@ -42,7 +42,7 @@ def stepped(played: Any, model: torch.Tensor, batch: Sequence[Any], rate: float)
     return model - rate * count / 8 * total / count
 
 
-@pytest.mark.parametrize("options", ["momentum=0", "momentum=0.6:decay=0.9", "norm_gate=2.0:paper:momentum=0.3"])
+@pytest.mark.parametrize("options", ["momentum=0", "momentum=0.6:decay=0.9", "norm_gate=0.7:paper:momentum=0.3"])
 def test_every_merge_is_the_equations(play: Play, options: str) -> None:
     strategy = create(f"adaptive-sgd:mega_batch=64:beta=1.5:{options}")
     played = play(strategy, MIXED, optimizer=partial(torch.optim.SGD, lr=0.02), epochs=6)
