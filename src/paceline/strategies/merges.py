@@ -71,7 +71,7 @@ class Merges:
         scale = step_scale(self._rule, batch.count, reference, None, largest=inf)
         decay = self._options.decay ** self._node.state["merges"]
         self._node.apply(batch, replace(scale, learning_rate=scale.learning_rate * decay))
-        self._updates += 1
+        self._updates += batch.count > 0  # none if it was not finite
         self._count += batch.count
         self._samples += batch.samples
 
