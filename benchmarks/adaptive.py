@@ -126,7 +126,7 @@ def compare(options: argparse.Namespace) -> None:
             speeds = ", ".join(f"{speed:g}" for speed in CLUSTERS[name])
             rows = [
                 f"\n## {task.data}, speeds {speeds}: P@1 {task.target:g}\n",
-                "| method | best options | rate | time to target | samples | adaptive-sgd is sooner |",
+                "| method | at its best, @ micro-batch | rate | time to target | samples | adaptive-sgd is sooner |",
                 "|---" * 6 + "|",
                 *(row(method, result, results.get(OURS)) for method, result in results.items()),
             ]
@@ -136,7 +136,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def row(method: str, result: Result, ours: Result | None) -> str:
-    best = result.strategy.partition(":")[2] or "–"
+    best = f"`{result.strategy}`"
     if not result.by_seed:
         return f"| {method} | {best} | {result.lr:g} | not reached by every seed | – | – |"
     sooner = "–"
