@@ -4,9 +4,9 @@
                            [--out benchmarks/results/adaptive]
     scripts/bench adaptive --settling     updates and batches of every worker, merge by merge, without gradients
 
-Virtual time: four workers, micro-batches of 32, plain SGD (the paper's), an all-reduce takes 5 % of a micro-batch of
-the fastest. Every method gets the same learning rates, tuned in every cell on seed 0 together with its options; figures
-are medians over the seeds at what was best.
+Virtual time: four workers, micro-batches of 32 or 8, plain SGD (the paper's), an all-reduce takes 5 % of a micro-batch
+of 32 of the fastest. Every method gets the same learning rates, tuned in every cell on seed 0 together with its options;
+figures are medians over the seeds at what was best.
 
 EURLex-4K is read from the folder --data, and left out when it is not there. The other rows are generated.
 """
@@ -35,19 +35,24 @@ from paceline.simulator.network import Network
 
 COMM = 0.05  # of a micro-batch
 CLUSTERS = {"near": (1.0, 0.92, 0.85, 0.75), "far": (1.0, 1.0, 0.5, 0.25)}
+SIZES = (32, 8)  # of micro-batches
+STEPS = (8, 32)  # of a worker, between two merges
 METHODS = {
     "adaptive-sgd": tuple(
-        f"adaptive-sgd:mega_batch={samples}:momentum={momentum}{overlap}@32"
-        for samples in (1024, 4096)
+        f"adaptive-sgd:overlap:momentum={momentum}:mega_batch={4 * steps * size}@{size}"
+        for steps in STEPS
+        for size in SIZES
         for momentum in (0.0, 0.9)
-        for overlap in ("", ":overlap")
     ),
-    "adaptive-sgd --paper": ("adaptive-sgd:mega_batch=1024:paper@32", "adaptive-sgd:mega_batch=4096:paper@32"),
-    "elastic-averaging": ("elastic-averaging:steps=8@32", "elastic-averaging:steps=32@32"),
-    "crossbow": ("crossbow@32",),
-    "all-reduce": ("all-reduce@32", "all-reduce@8"),
-    "abs-sgd": ("abs-sgd@32",),
-    "local-sgd": tuple(f"local-sgd:steps={steps}{by}@32" for steps in (8, 32) for by in ("", ":by_speed")),
+    "adaptive-sgd --paper": tuple(
+        f"adaptive-sgd:paper:mega_batch={4 * steps * size}@{size}" for steps in STEPS for size in SIZES
+    ),
+    "elastic-averaging": tuple(f"elastic-averaging:steps={steps}@{size}" for steps in STEPS for size in SIZES),
+    "crossbow": tuple(f"crossbow@{size}" for size in SIZES),
+    "all-reduce": tuple(f"all-reduce@{size}" for size in SIZES),
+    "abs-sgd": tuple(f"abs-sgd@{size}" for size in SIZES),
+    "local-sgd": tuple(f"local-sgd:steps={steps}@{size}" for steps in STEPS for size in SIZES),
+    "local-sgd:by_speed": tuple(f"local-sgd:by_speed:steps={steps}@{size}" for steps in STEPS for size in SIZES),
 }
 OURS = "adaptive-sgd"
 RATES = (0.1, 0.3, 1.0, 3.0)
@@ -163,7 +168,8 @@ def settling(options: argparse.Namespace) -> None:
     """How many updates each worker makes between two merges, and of how many samples: micro-batches of 1024."""
     for name in options.clusters:
         speeds = CLUSTERS[name]
-        for strategy in ("adaptive-sgd", "adaptive-sgd:rule=release", "adaptive-sgd:overlap"):
+        for options_of in ("", ":rule=release", ":overlap"):
+            strategy = f"adaptive-sgd:mega_batch={100 * 1024}{options_of}"
             recorder = MemoryRecorder()
             cluster = Cluster.from_speeds(speeds, micro_batch_seconds=1.0)
             seconds = MERGES * 25 * len(speeds) / sum(speeds)

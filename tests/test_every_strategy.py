@@ -59,10 +59,12 @@ DELAYS = {  # rounds between taking a gradient and stepping with it; None: with 
     "gssp:exchange=global:overlap=never": None,  # steps of the group and of the global server
     "gssp:parts=2:overlap=never": 0,
     "gssp --paper": None,
-    "adaptive-sgd:mega_batch=8:momentum=0": 0,
-    "adaptive-sgd:mega_batch=96:momentum=0.5": None,  # several steps between two merges, and momentum over merges
+    "adaptive-sgd:mega_batch=8": 0,
+    "adaptive-sgd": None,  # several steps between two merges
+    "adaptive-sgd:overlap": None,
+    "adaptive-sgd:mega_batch=96:momentum=0.5": None,
     "adaptive-sgd:mega_batch=96:momentum=0.5:overlap": None,
-    "adaptive-sgd:mega_batch=96:rule=release:momentum=0": None,
+    "adaptive-sgd:mega_batch=96:rule=release": None,
     "adaptive-sgd:mega_batch=96:momentum=0.5:paper": None,
     "elastic-averaging": None,  # the model of the run is a centre that follows the replicas
     "elastic-averaging:steps=1:elasticity=0.5": None,

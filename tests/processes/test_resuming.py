@@ -17,7 +17,7 @@ from paceline.strategies import STRATEGIES, create
 
 SAMPLES, EPOCHS = 50, 3
 Ranks = Callable[..., Any]
-SHORT = {"adaptive-sgd": "adaptive-sgd:mega_batch=16"}  # by default these data are one round
+SHORT = {"adaptive-sgd": "adaptive-sgd:mega_batch=16"}  # by default these data are two rounds
 TOGETHER = [SHORT.get(name, name) for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for others
 
 

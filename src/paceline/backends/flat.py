@@ -36,9 +36,9 @@ def add_rows(view: Tensor, part: Tensor, count: int) -> None:
     torch's own dense.add_(sparse) adds nothing at all where the values are an expanded number (seen in 2.13: the
     gradient of `embedding(row).sum()` for a table of width 1).
 
-    >>> sums, table = torch.zeros(3, 1), nn.Embedding(3, 1, sparse=True)
+    >>> sums, table = torch.zeros(3, 1), torch.nn.Embedding(3, 1, sparse=True)
     >>> table(torch.tensor([2])).sum().backward()
-    >>> add_rows(sums, cast(Tensor, table.weight.grad), count=4)
+    >>> add_rows(sums, table.weight.grad, count=4)
     >>> sums.flatten().tolist()
     [0.0, 0.0, 4.0]
     """

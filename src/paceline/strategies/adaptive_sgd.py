@@ -12,6 +12,7 @@
 [ours]   `renormalise`: perturbed weights are divided by their sum. β is bounded (see `rules.batch_scaling`).
 [ours]   taken is what is asked for: the control plane counts a batch when its worker begins it. A worker that hears
          late that M are taken begins one more.
+[ours]   no momentum by default: with γ = 0.9 the merged model overshoots where replicas get far between two merges.
 [ours]   the rate is in proportion to the samples that a batch really has, for Adam and its kin to their root.
 [ours]   `overlap=True`: nobody waits. Workers go on with the next mega-batch while the others end theirs and while the
          models travel; w_i ← w_i + w' − (w_i that was merged).
@@ -29,6 +30,7 @@ from paceline.strategies.merges import Merges
 from paceline.strategies.strategy import Strategy
 
 PUBLISHED = {"rule": "paper", "renormalise": False, "overlap": False}
+PUBLISHED_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class AdaptiveSgd(Strategy):
     """Adaptive SGD: faster workers get larger batches, until all make as many steps between two merges.
 
     Args:
-        mega_batch: samples between two merges (M); 0 for 25 micro-batches of each worker.
+        mega_batch: samples between two merges (M); 0 for 8 micro-batches of each worker.
         rule: how batches follow the updates: `paper` or `release`.
         beta: samples for each update above or below the mean (β); 0 for a 64th of the micro-batch.
         smallest_batch: b_min, samples; 0 for a 16th of the micro-batch, which is the largest.
@@ -44,10 +46,10 @@ class AdaptiveSgd(Strategy):
         perturbation: δ; 0 for none.
         norm_gate: nothing is perturbed when the norm of a model, divided by its size, is not below it.
         renormalise: perturbed weights add up to one again.
-        momentum: of the merged model (γ).
+        momentum: of the merged model (γ); 0 for none, with `paper` for 0.9.
         decay: times the learning rate, after each merge. Schedulers of torch work as well.
         overlap: nobody waits for a merge.
-        paper: as published: batches by the paper's rule, perturbed weights as they are, no overlap.
+        paper: as published: batches by the paper's rule, perturbed weights as they are, momentum, no overlap.
     """
 
     name: ClassVar[str] = "adaptive-sgd"
@@ -59,7 +61,7 @@ class AdaptiveSgd(Strategy):
     perturbation: float = 0.1
     norm_gate: float = 0.1
     renormalise: bool = True
-    momentum: float = 0.9
+    momentum: float = 0.0
     decay: float = 1.0
     overlap: bool = False
     paper: bool = False
@@ -69,6 +71,7 @@ class AdaptiveSgd(Strategy):
             yes_or_no(self, option)
         if self.paper:
             as_published(self, PUBLISHED)
+            object.__setattr__(self, "momentum", self.momentum or PUBLISHED_MOMENTUM)
         one_of(self, "rule", RULES)
         for option in ("mega_batch", "smallest_batch", "reference_batch"):
             at_least(self, option, 0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.strategies.adaptive_sgd import AdaptiveSgd
 
-UPDATES_OF_A_MEGA_BATCH = 25  # of each worker, in whole micro-batches, where nobody says how many samples it has
+UPDATES_OF_A_MEGA_BATCH = 8  # of each worker, in whole micro-batches, where nobody says how many samples it has
 SMALLEST_PART = 16  # of the micro-batch, where nobody says what the smallest batch is
 SLOWNESS = 64  # β is so small a part of the micro-batch by default: 16 samples of 1024
 
