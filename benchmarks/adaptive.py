@@ -5,8 +5,8 @@
     scripts/bench adaptive --settling     updates and batches of every worker, merge by merge, without gradients
 
 Virtual time: four workers, micro-batches of 32 or 8, plain SGD (the paper's), an all-reduce takes 5 % of a micro-batch
-of 32 of the fastest. Every method gets the same learning rates, tuned in every cell on seed 0 together with its options;
-figures are medians over the seeds at what was best.
+of 32 of the fastest. Every method gets the same learning rates, tuned in every cell on seed 0 together with its
+options; figures are medians over the seeds at what was best.
 
 EURLex-4K is read from the folder --data, and left out when it is not there. The other rows are generated.
 """

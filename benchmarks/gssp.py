@@ -51,7 +51,8 @@ FINAL = (
     "gssp:compress=gdtopk:direction=speed@8",
     "gssp:compress=top-k@8",
 )
-EVALUATE_EVERY = 1536
+EVALUATE_EVERY, MOST_SAMPLES = 1536, 60_000
+LOST = (20_000, 0.15)  # of any of the metrics, after so many samples: it has diverged, or never began
 LONG_RUN = 600.0  # micro-batches of a device of speed 1
 WARM_UP_EPOCHS, EPOCHS = 5, 7  # of GDTopK, whose ratio falls in the first five
 
@@ -97,7 +98,7 @@ def judge_of(trial: Trial) -> Judge:
         samples = task.samples
         first = samples - 2 * EVALUATE_EVERY
         return Judge("accuracy", inf, 10_000, EVALUATE_EVERY, samples, first=first, epoch=samples // EPOCHS)
-    return Judge("accuracy", task.target, task.evaluated, EVALUATE_EVERY, 2 * task.samples)
+    return Judge("accuracy", task.target, task.evaluated, EVALUATE_EVERY, MOST_SAMPLES, lost=LOST)
 
 
 def present(options: argparse.Namespace) -> list[Task]:

@@ -282,9 +282,9 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     seen: dict[str, Any] = {}
 
     def run_script(
-        command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, *, report: bool
+        command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, *, servers: int, report: bool
     ) -> int:
-        seen.update(command=command, nproc=nproc, folder=folder, report=report)
+        seen.update(command=command, nproc=nproc, folder=folder, report=report, servers=servers)
         return 3
 
     monkeypatch.setattr("paceline.launch.command.run_script", run_script)
@@ -292,7 +292,7 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert code == 3, "the script's exit code"
     assert seen["command"] == ["s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z"]
     assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
-    assert not seen["report"]
+    assert not seen["report"] and seen["servers"] == 0
 
 
 def test_a_simulated_race_is_byte_equal_for_equal_seeds(

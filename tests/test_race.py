@@ -143,7 +143,7 @@ def test_a_worker_tells_its_device_how_many_samples_a_micro_batch_has(
 
     monkeypatch.setattr(worker, "EmulatedDevice", Device)
     monkeypatch.chdir(tmp_path)
-    spec = RaceSpec(strategies=("all-reduce",), speeds=(1.0,), workload="synthetic", seconds=0.2)
+    spec = RaceSpec(strategies=("all-reduce",), speeds=(1.0,), workload="synthetic", seconds=2.0)
     worker.train(spec, synthetic(40, 4, 3), "all-reduce", 0.02)
     assert told[:4] == [32, 8, 32, 8], "an epoch of 40 samples ends with a small one"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -131,3 +133,31 @@ def race(strategy: str, seconds: float) -> Facts:
     spec = RaceSpec(strategies=(strategy,), speeds=(1.0, 0.6, 0.3), workload="synthetic", seconds=seconds)
     worker.train(spec, synthetic(256, 4, 3), strategy, 0.004)
     return {"seen": []}
+
+
+def train_until_shot(strategy: str, victim: int) -> Facts:
+    """One rank kills itself: a worker in its fifth micro-batch, a server after its fifth step."""
+    from scenarios import OPTIMIZERS, Points, linear, squared_error  # only the zygote can find them
+
+    model = linear()
+    with paceline.Run(strategy) as run:
+        loader = run.loader(Points(61), micro_batch=4, epochs=3)
+        driven = run.optimizer(OPTIMIZERS["momentum"](model.parameters()), model)
+        steps = 0
+
+        def shoot() -> None:
+            nonlocal steps
+            steps += 1
+            if run.rank == victim and steps == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if victim >= run.surroundings.workers:
+            run.after_round(shoot)
+        for _, x, y in loader:
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            time.sleep(0.005)
+            if not run.serves and victim == run.rank:
+                shoot()
+            driven.step()
+        return {"final": run.node.parameters.tolist()}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.run.checkpoint import read
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, create
 from paceline.summary import account
 
 SAMPLES = 90
@@ -105,9 +105,10 @@ def test_who_has_no_data_averages_its_statistics_when_the_others_do(ranks: Ranks
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("strategy", TRIED)
 def test_who_leaves_the_loop_early_leaves_the_samples_to_the_others(ranks: Ranks, strategy: str, workers: int) -> None:
+    nproc = 2 + bool(create(strategy).servers_for(1))
     for after in (0, 1, 3):
         outcome = ranks(
-            "train_leaving", 2, strategy=strategy, samples=SAMPLES, leavers=[0], after=after, num_workers=workers
+            "train_leaving", nproc, strategy=strategy, samples=SAMPLES, leavers=[0], after=after, num_workers=workers
         )
         assert_whole(outcome)
         assert outcome.facts[0]["done"] <= after

@@ -215,3 +215,25 @@ def test_under_torchrun_the_last_rank_serves(tmp_path: Path) -> None:
     assert all(fact["final"] == facts[0]["final"] and fact["applied"] == 66 for fact in facts)
     books = account(read_events(Path(facts[0]["folder"]) / "events"))
     assert (books.computed, books.applied, books.errors) == (66, 66, ())
+
+
+@pytest.mark.parametrize("victim", [0, 2, 4])
+@pytest.mark.parametrize("strategy", ["bsp", "ssp", "gssp:grouping=0-1/2"])
+def test_the_run_goes_on_without_a_killed_rank(ranks: Ranks, strategy: str, victim: int) -> None:
+    """Rank 4 is a server of two: of a group of its own, or of a part of the model, without which it cannot go on."""
+    outcome = ranks("train_until_shot", 5, servers=2, fails=True, strategy=strategy, victim=victim)
+    if victim == 4 and not strategy.startswith("gssp"):
+        assert outcome.codes == [1, 1, 1, 1, -9]
+        assert all("would need a group of servers that is whole" in output for output in outcome.outputs[:4])
+        return
+    assert outcome.codes == [-9 if rank == victim else 0 for rank in range(5)], "\n".join(outcome.outputs)
+    living = [fact for rank, fact in enumerate(outcome.facts) if rank != victim]
+    assert len({tuple(fact["final"]) for fact in living}) == 1
+    assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
+    books = account(outcome.events)
+    told = [error for error in books.errors if not error.startswith(f"rank {victim} computed")]
+    assert not told, "all but the dead rank have written down what they did"
+    if victim < 3:
+        assert books.applied == outcome.ledger["used"] == 3 * 61, "no sample is used twice, and none is lost"
+    warned = [event["text"] for event in outcome.events if event["kind"] == "warning"]
+    assert any(f"Rank {victim} was lost (ended with -9); the run goes on without it." in text for text in warned)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))  # where the ranks find their scenarios too
 from scenarios_sparse import Table, bags
+from torch import nn
 
 SAMPLES = 53  # a prime: no number of ranks or micro-batches divides it
 Ranks = Callable[..., Any]

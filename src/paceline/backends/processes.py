@@ -90,6 +90,8 @@ class ProcessNode(LearningNode):
         self._recorder.write("join", self.rank, self._now(), round=number, samples=0, bytes=self.parameters.nbytes)
 
         def launch() -> CollectiveWork[Gradient]:
+            if self._control.lost:  # what was handed in is used by now, or lost with a server
+                self.has_no_more_of_the_lost()
             working = not self.out_of_data or self._task.more_to_come()
             own = Gradient(self.replica.share(share), share.models)
             lost = self.books.settled_since(self.answers_for & self._control.lost.keys())

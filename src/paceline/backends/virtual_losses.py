@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.learners import Source
 from paceline.backends.simulated_node import SimulatedNode
+from paceline.errors import PacelineError
 from paceline.node import LOST, Message
 from paceline.strategies.strategy import Strategy
 
@@ -42,7 +43,11 @@ class Losses:
         """A rank is lost. The others hear of it, after all that it had sent them."""
         alive = [node for node in self._run.nodes if not node.ended and node is not lost]
         self._unheard[lost.rank] = {node.rank for node in alive if node.serves}
-        self._strategy.check_survivors([node.rank for node in alive], lost.workers, lost.servers)
+        lacks = self._strategy.lacks([node.rank for node in alive], lost.workers, lost.servers)
+        if lacks:
+            raise PacelineError(
+                f"The run cannot go on without rank {lost.rank}: the strategy {self._strategy.name} needs {lacks}."
+            )
         for node in alive:
             lost.post.start_message(node.rank, Message(lost.rank, LOST, ()))
 

@@ -245,6 +245,8 @@ class VirtualRun(Theatre):
         payload, _ = node.learner.contribution(own, not node.out_of_data)
         self._source.contribute(node.rank, node.rounds, node.discarded)
         node.handed_in, node.discarded = node.handed_in + node.discarded, 0
+        if self._losses and node.handed_in:  # what is not used by now is lost with a server
+            self._source.reach(node.rank, node.handed_in)
         return self._start_round(node, payload, None, 0.0)
 
     def _start_round(self, node: SimulatedNode, payload: Any, own: int | None, note: float) -> Work[Gradient]:

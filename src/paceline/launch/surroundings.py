@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -51,13 +52,17 @@ class Surroundings:
     service: HostedService | None = None
 
     @classmethod
-    def find(cls, folder: Path, join_timeout: float, servers: Servers = 0) -> Surroundings:
-        """Look at the environment that the launcher has left; what it says of servers counts more than `servers`."""
+    def find(
+        cls, folder: Path, join_timeout: float, servers: Servers, check: Callable[[int, int], None]
+    ) -> Surroundings:
+        """Look at the environment that the launcher has left; what it says of servers counts more than `servers`.
+        `check` protests at the numbers of workers and servers, before anybody is connected to."""
         rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         if not 0 <= rank < world_size:
             raise PacelineError(f"RANK={rank} and WORLD_SIZE={world_size} do not fit together.")
         servers = os.environ.get(SERVERS, servers)
         serving = serving_ranks(servers, world_size, _number("LOCAL_WORLD_SIZE", world_size))
+        check(world_size - len(serving), len(serving))
         service = None
         if CONTROL in os.environ:
             card = _from_environment()

@@ -20,6 +20,7 @@ from paceline.summary import Interval, intervals, window_of
 
 MAX_LANES = 64
 EXACT_BUDGET = 40_000
+SHORTEST = 1e-9  # seconds that can be shown at all
 """Intervals and steps with their details in a page: 0.9 MB."""
 BIN_BUDGET, MOST_BINS, FEW_BINS = 131_072, 16_384, 2_048
 """Over all lanes: 0.35 MB. A lane that is there in full needs only as many as a screen has columns."""
@@ -134,7 +135,7 @@ def _exact_seconds(runs: Sequence[_Lanes]) -> float:
 def _shares(done: Sequence[Interval], doing: str, edges: Floats) -> Floats:
     """Which share of each bin the rank did this."""
     times = np.array([(i.t, i.end) for i in done if i.doing == doing], dtype=np.float64).reshape(-1, 2)
-    if not len(times) or edges[-1] <= edges[0]:
+    if not len(times) or edges[-1] - edges[0] < SHORTEST:
         return np.zeros(len(edges) - 1)
     starts, ends = times[:, 0], np.maximum.accumulate(times[:, 1])
     starts = np.maximum(starts, np.concatenate([starts[:1], ends[:-1]]))  # overlapping ones count once

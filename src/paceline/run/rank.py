@@ -128,32 +128,28 @@ class Rank:
         }
 
     def check_peers(self, seconds: float) -> None:
-        """Raise if a rank is known to be lost, or becomes known within the time."""
+        """If a rank is known to be lost, or becomes known within the time: tell the strategy, or raise if it cannot go
+        on without it."""
         deadline = time.monotonic() + seconds
         while not self._control.lost.keys() - self._told and time.monotonic() < deadline:
             time.sleep(0.02)
         if not self._control.lost.keys() - self._told:
             return
         self._hear_why()
-        if self._strategy.survives:
-            self._go_on()
-        else:
-            self._control.report_progress(self.node.books.progress, now=True)
-            lost = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
-            raise PacelineError(
-                f"The run cannot go on without a lost rank ({lost}).",
-                where=f"rank {self.node.rank}, after round {self.node.rounds}",
-                cause="Probably it failed, was killed, or lost its network; its own log says more.",
-                remedy="Start again with run.resume() to go on from the last checkpoint.",
-            )
-
-    def _go_on(self) -> None:
-        """Tell the strategy of the lost ranks; raise if it cannot do without them."""
         node, lost = self.node, dict(self._control.lost)
         alive = [rank for rank in range(node.world_size) if rank not in lost]
-        if not node.serves or node.meets:  # else when it has come to the message: see ProcessNode.receive
+        lacks = self._strategy.lacks(alive, node.workers, node.servers)
+        if lacks or not node.serves or node.meets:  # else when it has come to the news: see ProcessNode.receive
             node.has_no_more_of_the_lost()
-        self._strategy.check_survivors(alive, node.workers, node.servers)
+        if lacks:
+            named = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
+            raise PacelineError(
+                f"The run cannot go on without a lost rank ({named}).",
+                where=f"rank {node.rank}, after round {node.rounds}",
+                cause="Probably it failed, was killed, or lost its network; its own log says more. The strategy "
+                f"{self._strategy.name} would need {lacks}.",
+                remedy="Start again with run.resume() to go on from the last checkpoint.",
+            )
         for rank in sorted(lost.keys() - self._told):
             self._told.add(rank)
             self._mailbox.tell(Message(rank, LOST, ()))

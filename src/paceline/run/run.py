@@ -133,12 +133,8 @@ class Run:
 
     def __enter__(self) -> Run:
         print_as_paragraph()
-        self._surroundings = Surroundings.find(self._out / self._name, self._join_timeout, self._servers)
-        try:
-            self.strategy.check_servers(self.surroundings.workers, self.surroundings.servers)
-        except PacelineError:
-            self.surroundings.close()
-            raise
+        folder, check = self._out / self._name, self.strategy.check_servers
+        self._surroundings = Surroundings.find(folder, self._join_timeout, self._servers, check)
         return self
 
     def __exit__(
@@ -205,9 +201,7 @@ class Run:
             raise PacelineError("A run has one optimizer.", remedy="Put all parameters into its parameter groups.")
         self._replica = Replica(model, optimizer, clip_norm, extra_numbers(self.world_size))
         place = self.surroundings
-        self._rates = LearningRates(
-            optimizer, place.workers, place.control, lambda: setattr(self.node, "scheduler_called", True)
-        )
+        self._rates = LearningRates(optimizer, place.workers, place.control, self._say_called)
         self._connect_loader()
         return RunOptimizer(optimizer, self._replica, self._give_gradient, self._gradients_zeroed)
 
@@ -361,6 +355,9 @@ class Run:
         if not gradient.count:  # given up
             self._loader.repeat()
         self._driver.give(gradient)
+
+    def _say_called(self) -> None:
+        self.node.scheduler_called = True
 
     def _gradients_zeroed(self) -> None:
         """`zero_grad()` throws away what was not handed in: all of it, or, when the newest micro-batch has not been

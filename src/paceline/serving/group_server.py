@@ -121,7 +121,7 @@ class GroupServer:
                 self._forget(sender)
                 self._left.add(sender)
                 self._grouper.hear(message)
-            case "time" | "groups" | "pushed":
+            case "time" | "groups" | "pushed" | "orphan":
                 self._grouper.hear(message)
             case _:
                 self._version += self._exchange.hear(message)

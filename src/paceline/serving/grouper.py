@@ -64,6 +64,7 @@ class Grouper:
         self._suspects: tuple[tuple[int, str], ...] = ()
         self._groups = [placement.first_group(worker) for worker in range(node.workers)]
         self._losses: dict[int, Loss] = {}
+        self._orphans: set[int] = set()
         if self._looks and self._rules.given:
             self._grouping = given(self._rules.grouping, range(node.workers))
             self._groups = [self._grouping.group_of(worker) for worker in range(node.workers)]
@@ -109,6 +110,9 @@ class Grouper:
         what, *words = message.kind.split()
         if what == "groups":
             self._groups = [int(group) for group in words[0].split(",")]
+        elif what == "orphan":
+            self._orphans.add(message.sender)
+            self._adopt()
         elif what == "time":
             self._times[int(words[0])] = float(words[1])
             self._fresh.add(int(words[0]))
@@ -163,33 +167,36 @@ class Grouper:
         """A rank is lost; `exchanged`: samples that have come from there, if it is a server."""
         before = self._whole
         self._lost.add(rank)
+        self._orphans.discard(rank)
         self._times.pop(rank, None)
         if self._grouping is not None:
             left = tuple(tuple(w for w in group if w != rank) for group in self._grouping.groups)
             self._grouping = Grouping(left, self._grouping.reason)
-        broken = set(before) - set(self._whole)
-        if not self._is_first:
-            return
-        for group in broken:
-            self._losses[group] = Loss(rank, exchanged)
-            self._adopt_workers_of(group)
-        self._look()
+        if self._is_first:
+            for group in set(before) - set(self._whole):
+                self._losses[group] = Loss(rank, exchanged)
+            self._adopt()
+            self._look()
 
-    def _adopt_workers_of(self, broken: int) -> None:
-        """They join the group whose speed is nearest to theirs; while none is known, one group after the other."""
-        whole, moved = self._whole, []
+    def _adopt(self) -> None:
+        """Workers whose server is lost join the group that they belong to, if it is whole; else the one whose speed is
+        nearest to theirs; while none is known, one group after the other. Who is not the first server keeps them in
+        mind: it may become so by the loss that made them orphans."""
+        whole = self._whole
+        if not self._is_first or not self._orphans:
+            return
         times_of = [[t for w, t in self._times.items() if self._groups[w] == group] for group in whole]
-        for number, worker in enumerate(w for w in self._workers if self._groups[w] == broken):
-            known = worker in self._times and any(times_of)
-            place = nearest(times_of, self._times[worker]) if known else number % len(whole)
-            moved.append((worker, whole[place]))
-            self._node.send(worker, f"adopted {whole[place]}")
-        for worker, group in moved:
-            self._groups[worker] = group
+        for number, worker in enumerate(sorted(self._orphans)):
+            if self._groups[worker] not in whole:
+                known = worker in self._times and any(times_of)
+                place = nearest(times_of, self._times[worker]) if known else number % len(whole)
+                self._groups[worker] = whole[place]
+            self._node.send(worker, f"adopted {self._groups[worker]}")
+        self._orphans.clear()
         if self._grouping is not None:
             groups = range(self._placement.groups)
-            members_of = tuple(tuple(w for w in self._workers if self._groups[w] == group) for group in groups)
-            self._grouping = Grouping(members_of, self._grouping.reason)
+            members = tuple(tuple(w for w in self._workers if self._groups[w] == group) for group in groups)
+            self._grouping = Grouping(members, self._grouping.reason)
         for leader in self._leaders:
             self._node.send(leader, f"groups {','.join(map(str, self._groups))}")
 

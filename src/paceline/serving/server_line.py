@@ -4,7 +4,7 @@ What they say to each other, a number of the request first where there is one:
 
     worker → server    join n · pull n · push k samples handed-in seconds · rest · gone · leaves pushed · pushed
     server → worker    parameters n samples held · move n group · bye · refused k why · speeds of-each-group
-                       adopted group, to one whose servers are lost
+    its server is lost worker → all servers: orphan · the first of them → worker: adopted group
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ class ServerLine:
         return self._placement.servers_of(self._group)
 
     async def join(self) -> None:
-        """Enter the group, or the one that it says is the right one, and get its parameters."""
+        """After a meeting, or at the beginning: enter the group, and get its parameters."""
+        self._samples = [0] * self._placement.groups
+        await self._enter()
+
+    async def _enter(self) -> None:
+        """The group, or the one that it says is the right one."""
         if self._orphaned and self._move_to is not None:  # its servers were lost while all met
             self._group, self._move_to, self._orphaned = self._move_to, None, False
         self._send_all("join")
@@ -117,7 +122,6 @@ class ServerLine:
         self.push_rest()
         self._request += 1  # what was asked for ahead is of no use any more
         self._tell_servers("leaves")
-        self._samples = [0] * self._placement.groups
         await self._goodbye()
 
     async def _move(self, group: int) -> None:
@@ -128,7 +132,7 @@ class ServerLine:
                 self._node.send(server, "gone")
             await self._goodbye()
         self._group, self._orphaned = group, False
-        await self.join()
+        await self._enter()
 
     async def _goodbye(self) -> None:
         """Until the servers of the group have all that was pushed to them; a lost one has what it has."""
@@ -148,6 +152,8 @@ class ServerLine:
             self._hear(await self._node.receive())
 
     def _send_all(self, what: str) -> None:
+        if not self._lost.isdisjoint(self._servers):
+            self._tell_servers("orphan")
         self._request += 1
         self._missing = set(self._servers)
         for server in self._servers:
@@ -178,6 +184,8 @@ class ServerLine:
                     self._missing.discard(message.sender)
                 if message.sender in self._placement.ranks:
                     self._tell_servers("pushed")
+                if message.sender in self._servers:
+                    self._tell_servers("orphan")
             case "speeds":
                 self._upload.speeds = [float(each) for each in words[0].split(",")]
 

@@ -88,16 +88,14 @@ class ParameterServer(Strategy):
                 f"as Run({self.name!r}, servers={self.servers_for(max(workers, 1))}): then the last ranks serve.",
             )
 
-    def check_survivors(self, alive: Collection[int], workers: int, servers: int) -> None:
+    def lacks(self, alive: Collection[int], workers: int, servers: int) -> str:
         """There must be a worker, and a server of every part; if there is a global server, that one."""
         placement = self.placement(workers, servers)
         copies = [placement.groups] if placement.has_global else range(placement.groups)
         whole = [copy for copy in copies if all(rank in alive for rank in placement.servers_of(copy))]
-        if not whole or not any(rank in alive for rank in range(workers)):
-            raise PacelineError(
-                f"The run cannot go on: {'no worker' if whole else 'no group of servers that is whole'} is left.",
-                remedy="Start again with run.resume() to go on from the last checkpoint.",
-            )
+        if not whole:
+            return "a group of servers that is whole"
+        return "" if any(rank in alive for rank in range(workers)) else "a worker"
 
     def share_of_model(self, rank: int, workers: int, servers: int, sizes: Sequence[int]) -> Share:
         placement = self.placement(workers, servers)

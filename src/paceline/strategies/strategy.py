@@ -42,9 +42,9 @@ class Strategy(ABC):
                 remedy="Start it without servers, or take bsp, ssp, dssp, asp or gssp.",
             )
 
-    def check_survivors(self, alive: Collection[int], workers: int, servers: int) -> None:
-        """Protest unless a strategy that survives can go on with these ranks."""
-        assert self.survives, "nobody asks the others"
+    def lacks(self, alive: Collection[int], workers: int, servers: int) -> str:
+        """What is missing for the strategy to go on with these ranks after a loss, in words; '' if it can."""
+        return "" if self.survives else "one of the ranks"
 
     def share_of_model(self, rank: int, workers: int, servers: int, sizes: Sequence[int]) -> Share:
         """What a rank brings to the model of the run, where that is a mean of models."""

@@ -1,0 +1,159 @@
+"""Workers and group servers crash, in virtual time: the run goes on, and no sample is used twice or lost unsaid."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.backends.learners import Data
+from paceline.backends.simulated import simulate
+from paceline.errors import PacelineError
+from paceline.record import Event, MemoryRecorder
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import Crash
+from paceline.simulator.jitter import LogNormal
+from paceline.simulator.network import Network
+from paceline.strategies import create
+from paceline.summary import account
+from paceline.testing import MICRO_BATCH, SAMPLES, Trial
+
+EPOCHS = 2
+SECONDS = 3.0  # about as long as a run lasts
+TEXTS = (
+    "bsp",
+    "ssp",
+    "ssp:staleness=1:overlap=always",
+    "dssp",
+    "asp",
+    "gssp",
+    "gssp:exchange=gradient",
+    "gssp:exchange=global",
+    "gssp:parts=2",
+    "gssp:compress=top-k:ratio=0.5",
+)
+ONE_SEED = os.environ.get("PACELINE_SWARM_SEED")
+
+
+class Course:
+    """A training in which ranks crash, and what came of it."""
+
+    def __init__(
+        self,
+        text: str,
+        speeds: list[float],
+        servers: int,
+        crashes: list[Crash],
+        seed: int = 0,
+        epochs: int = EPOCHS,
+    ) -> None:
+        self.epochs = epochs
+        strategy = create(text)
+        self.workers, self.crashes = len(speeds), crashes
+        network = Network(latency=random.Random(seed).choice([0.0, 0.002, 0.02]), bandwidth=1e9)
+        alone = Cluster.from_speeds(speeds, jitter=LogNormal(sigma=0.2), network=network, seed=seed)
+        cluster = replace(alone, servers=servers, faults=tuple(crashes))
+        self.trial = Trial(strategy, speeds=tuple(speeds), seed=seed)
+        learners = [self.trial.learner(rank) for rank in range(cluster.ranks)]
+        recorder = MemoryRecorder()
+        simulate(
+            strategy,
+            cluster,
+            micro_batch=MICRO_BATCH,
+            data=Data(SAMPLES, epochs),
+            learners=learners,
+            recorder=recorder,
+        )
+        self.events = recorder.events
+        self.parameters = [learner.parameters for learner in learners]
+
+    @property
+    def alive(self) -> list[int]:
+        dead = {crash.rank for crash in self.crashes}
+        return [rank for rank in range(len(self.parameters)) if rank not in dead]
+
+    @property
+    def a_server_died(self) -> bool:
+        return any(crash.rank >= self.workers for crash in self.crashes)
+
+    def said(self, kind: str) -> list[str]:
+        return [event["text"] for event in self.events if event["kind"] == kind]
+
+    def check(self) -> None:
+        books = account(self.events)
+        assert books.errors == ()
+        for rank in self.alive:
+            assert torch.equal(self.parameters[rank], self.parameters[self.alive[0]]), "the living end alike"
+        assert all(self.trial.used[index] >= self.epochs for index in range(SAMPLES)), "every sample was computed"
+        if self.a_server_died:
+            assert books.applied <= self.epochs * SAMPLES
+        else:
+            assert books.applied == self.epochs * SAMPLES, "a worker's death loses and doubles nothing"
+
+
+def crash_of(draw: random.Random, ranks: int) -> list[Crash]:
+    return [Crash(at=draw.uniform(0, SECONDS), rank=rank) for rank in draw.sample(range(ranks), draw.randint(1, 2))]
+
+
+@pytest.mark.parametrize("first", [int(ONE_SEED)] if ONE_SEED else range(0, 160, 20))
+def test_a_swarm_of_crashes(first: int) -> None:
+    for seed in [first] if ONE_SEED else range(first, first + 20):
+        draw = random.Random(seed)
+        text, workers = draw.choice(TEXTS), draw.randint(2, 5)
+        servers = create(text).servers_for(workers)
+        speeds = [draw.choice([1.0, 0.7, 0.5, 0.25]) for _ in range(workers)]
+        crashes = crash_of(draw, workers + servers)
+        try:
+            Course(text, speeds, servers, crashes, seed).check()
+        except PacelineError as error:
+            assert "The run cannot go on without rank" in str(error), f"PACELINE_SWARM_SEED={seed}: {error}"
+        except AssertionError as error:
+            raise AssertionError(f"PACELINE_SWARM_SEED={seed}: {text}, {crashes}: {error}") from error
+
+
+@pytest.mark.parametrize("text", ["bsp", "ssp", "dssp", "asp"])
+def test_nobody_waits_for_a_lost_worker(text: str) -> None:
+    course = Course(text, [1.0, 1.0, 0.1], servers=1, crashes=[Crash(at=0.5, rank=2)], epochs=6)
+    course.check()
+    computed = [event for event in course.events if event["kind"] == "compute" and event["t"] > 0.6]
+    assert {event["rank"] for event in computed} == {0, 1}
+    gaps = [b["t"] - a["end"] for a, b in zip(of_rank(computed, 0), of_rank(computed, 0)[1:], strict=False)]
+    assert max(gaps) < 0.1, "with the slow one gone, they keep each other's pace"
+
+
+def of_rank(events: list[Event], rank: int) -> list[Event]:
+    return [event for event in events if event["rank"] == rank]
+
+
+def test_a_lost_servers_workers_join_the_group_that_is_nearest_in_speed() -> None:
+    """Groups of speeds 1, 0.5 and 0.1; the server of the middle one is lost: 0.5 is nearer to 1 than to 0.1."""
+    speeds = [1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
+    crash = Crash(at=0.8, rank=7)
+    course = Course("gssp:warm_up=2:overlap=never:regroup=false", speeds, servers=3, crashes=[crash], epochs=8)
+    course.check()
+    late = [event for event in course.events if event["kind"] == "step" and event["t"] > 1.0 and event["samples"]]
+    assert {event["rank"] for event in late if event["of"] in (2, 3)} == {6}
+    assert {event["rank"] for event in late if event["of"] in (4, 5)} == {8}
+
+
+def test_what_is_lost_with_a_server_is_told_in_samples() -> None:
+    crash = Crash(at=0.7, rank=4)
+    course = Course("gssp:grouping=0-1/2-3:overlap=never", [1.0] * 4, servers=2, crashes=[crash], epochs=10)
+    course.check()
+    told = [text for text in course.said("warning") if "samples are lost" in text]
+    assert len(told) == 1 and "With server 4" in told[0]
+    samples = int(told[0].split("the steps with ")[1].split()[0])
+    window = 2 * MICRO_BATCH  # pushes of one window, and one push of each worker on its way
+    assert 0 <= samples <= 2 * window
+
+
+def test_without_its_only_server_a_run_ends_by_name() -> None:
+    with pytest.raises(PacelineError, match="needs a group of servers that is whole"):
+        Course("ssp", [1.0, 1.0], servers=1, crashes=[Crash(at=0.2, rank=2)])
+    with pytest.raises(PacelineError, match="needs a worker"):
+        Course("ssp", [1.0], servers=1, crashes=[Crash(at=0.2, rank=0)])
+    with pytest.raises(PacelineError, match="needs a group of servers that is whole"):
+        Course("gssp:exchange=global", [1.0, 1.0], servers=3, crashes=[Crash(at=0.2, rank=4)])
