@@ -59,13 +59,24 @@ DELAYS = {  # rounds between taking a gradient and stepping with it; None: with 
     "gssp:exchange=global:overlap=never": None,  # steps of the group and of the global server
     "gssp:parts=2:overlap=never": 0,
     "gssp --paper": None,
+    "adaptive-sgd:mega_batch=8": 0,
+    "adaptive-sgd": None,  # several steps between two merges
+    "adaptive-sgd:overlap": None,
+    "adaptive-sgd:mega_batch=96:momentum=0.5": None,
+    "adaptive-sgd:mega_batch=96:momentum=0.5:overlap": None,
+    "adaptive-sgd:mega_batch=96:rule=release": None,
+    "adaptive-sgd:mega_batch=96:momentum=0.5:paper": None,
+    "elastic-averaging": None,  # the model of the run is a centre that follows the replicas
+    "elastic-averaging:steps=1:elasticity=0.5": None,
+    "crossbow": None,
+    "crossbow:momentum=0": None,
 }
 
 
 @pytest.mark.parametrize("text", DELAYS)
 def test_the_contract(text: str) -> None:
     name, _, options = text.partition(":")
-    follows_the_batch = name in ("abs-sgd", "rennala") and "lr_rule=none" not in options
+    follows_the_batch = name in ("abs-sgd", "rennala", "adaptive-sgd") and "lr_rule=none" not in options
     strategy = create(text)
 
     def linear(batch: int) -> float:

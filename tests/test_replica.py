@@ -10,7 +10,7 @@ from pytest import approx
 from torch import nn
 
 from paceline.backends.flat import FlatSum, FreshGradient, in_shape
-from paceline.backends.replica import Replica
+from paceline.backends.replica import TRAILER, Replica
 from paceline.errors import PacelineError
 from paceline.node import Gradient
 from paceline.rules.noise import estimate
@@ -174,7 +174,7 @@ def test_a_contribution_is_the_sum_over_the_samples_and_their_count():
     flat, sound = replica.contribution(taken(replica, 3, 1.5, -2.0), working=True, extra=[8.0, 0.5])
     assert sound and flat.sums.tolist() == [4.5] * 4 + [-6.0] * 3
     squared_norm = 4 * 4.5**2 + 3 * 6.0**2
-    assert flat.trailer.tolist() == [3.0, 1.0, approx(squared_norm), 9.0, 8.0, 0.5] and len(flat.whole) == 7 + 6
+    assert flat.trailer.tolist() == [3.0, 1.0, approx(squared_norm), 9.0, 3.0, 8.0, 0.5] and len(flat.whole) == 7 + 7
     together, working, extra = replica.total(flat)
     assert (together.count, working, extra) == (3, True, [8.0, 0.5])
 
@@ -357,7 +357,7 @@ def test_a_non_finite_contribution_is_replaced_by_an_empty_one(bad):
     gradient += taken(replica, 2, 1.0, 1.0)
     flat, sound = replica.contribution(gradient, working=True, extra=[7.0])
     assert not sound and not flat.sums.any()
-    assert flat.trailer.tolist() == [0.0, 1.0, 0.0, 0.0, 7.0], "the rest of the news still travels"
+    assert flat.trailer.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 7.0], "the rest of the news still travels"
 
 
 def test_infinities_that_cancel_are_found_too():
@@ -409,7 +409,8 @@ def test_a_bfloat16_model_sums_in_float32():
     batch += taken(replica, 1, 1.0, 1.0)
     flat, sound = replica.contribution(batch, working=True)
     assert sound and flat.whole.dtype == torch.float32
-    assert flat.sums.tolist() == [258.0] * 7 and flat.trailer.tolist() == [258.0, 1.0, approx(7 * 258.0**2), 258.0**2]
+    assert flat.sums.tolist() == [258.0] * 7
+    assert flat.trailer.tolist() == [258.0, 1.0, approx(7 * 258.0**2), 258.0**2, 258.0]
     assert replica.total(flat)[0].count == 258
 
 
@@ -477,10 +478,40 @@ def test_the_mean_of_the_models_weighs_by_samples():
     flat, sound = replica.contribution(own, working=True)
     assert sound and flat.sums.tolist() == [3 * value for value in range(1, 8)] and flat.trailer[0] == 3
     flat.sums += torch.tensor([1.0] * 4 + [-7.0] * 3)  # of a rank with one sample
-    flat.trailer[0] += 1
+    flat.trailer[[0, TRAILER - 1]] += 1
     replica.adopt(replica.total(flat)[0])
     assert replica.parameters.tolist() == [1.0, 1.75, 2.5, 3.25, 2.0, 2.75, 3.5]
     assert not replica.optimizer.state, "that is no step"
+
+
+def test_a_model_weighs_what_was_said_whatever_its_samples():
+    replica = replica_of(Two())
+    flat, _ = replica.contribution(Gradient(replica.model_contribution(0.25), 12, [range(12)]), working=True)
+    assert flat.sums.tolist() == [0.25 * value for value in range(1, 8)]
+    assert flat.trailer[0] == 12 and flat.trailer[TRAILER - 1] == 0.25
+    flat.sums += torch.tensor([0.75 * 9.0] * 7)  # of a rank that weighs three times as much
+    flat.trailer[TRAILER - 1] += 0.75
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [0.25 * value + 0.75 * 9.0 for value in range(1, 8)]
+
+
+def test_a_model_that_is_not_finite_weighs_nothing():
+    replica = replica_of(Two())
+    replica.parameters[3] = math.nan
+    flat, sound = replica.contribution(Gradient(replica.model_contribution(0.25), 12, [range(12)]), working=True)
+    assert not sound and flat.trailer[0] == 0 and flat.trailer[TRAILER - 1] == 0
+    flat.sums += torch.tensor([0.75 * 9.0] * 7)
+    flat.trailer[TRAILER - 1] += 0.75
+    replica.adopt(replica.total(flat)[0])
+    assert replica.parameters.tolist() == [9.0] * 7, "the mean of those that are"
+
+
+def test_the_weight_of_a_model_does_not_outlive_its_memory():
+    replica = replica_of(Two())
+    flat, _ = replica.contribution(Gradient(replica.model_contribution(0.25), 12, [range(12)]), working=True)
+    replica.adopt(replica.total(flat)[0])
+    again, _ = replica.contribution(taken(replica, 3, 1.0, 1.0), working=True)
+    assert again is flat and again.trailer[TRAILER - 1] == 3
 
 
 def test_adopting_nobodys_model_changes_nothing():

@@ -190,12 +190,14 @@ class Node(ABC):
         """Do not use it, and say so in the books: its samples are settled by this rank's next contribution."""
 
     @abstractmethod
-    def model(self, count: int, samples: list[range]) -> Gradient:
-        """This rank's parameters as a contribution that weighs as much as so many samples, and settles these."""
+    def model(self, count: int, samples: list[range], weight: float | None = None) -> Gradient:
+        """This rank's parameters as a contribution that settles these samples. In the mean it weighs so much, by
+        default as much as it has samples. One of no weight brings no model."""
 
     @abstractmethod
     def adopt(self, total: Gradient) -> None:
-        """The mean of all ranks' `model` contributions, or the `mean_model`, becomes the parameters."""
+        """The mean of all ranks' `model` contributions, each by its weight, or the `mean_model`, becomes the
+        parameters."""
 
     @abstractmethod
     def settle(self, gradient: Gradient) -> None:

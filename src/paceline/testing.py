@@ -293,15 +293,15 @@ class BackendProbe(Strategy):
         node.apply(await node.all_reduce(late))
 
     async def _models(self, node: Node) -> None:
-        own = await node.gradient()
-        count, samples = own.count, list(own.samples)
-        node.apply(own)
-        weights = node.all_gather(float(node.parameters.double().sum()) * count)
-        total = await node.all_reduce(node.model(count, samples))
-        node.adopt(total)
-        mean = sum(await weights) / total.count
-        assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), "the mean by samples"
-        await self._same_parameters(node)
+        for weight in (None, node.rank / 8):
+            own = await node.gradient()
+            node.apply(own)
+            part = own.count if weight is None else weight
+            parts, sums = node.all_gather(part), node.all_gather(float(node.parameters.double().sum()) * part)
+            node.adopt(await node.all_reduce(node.model(own.count, own.samples, weight)))
+            mean = sum(await sums) / sum(await parts)
+            assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), f"the mean by {weight}"
+            await self._same_parameters(node)
         node.adopt(await node.all_reduce(node.model(0, [])))
         await self._same_parameters(node)
 

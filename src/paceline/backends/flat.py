@@ -36,9 +36,9 @@ def add_rows(view: Tensor, part: Tensor, count: int) -> None:
     torch's own dense.add_(sparse) adds nothing at all where the values are an expanded number (seen in 2.13: the
     gradient of `embedding(row).sum()` for a table of width 1).
 
-    >>> sums, table = torch.zeros(3, 1), nn.Embedding(3, 1, sparse=True)
+    >>> sums, table = torch.zeros(3, 1), torch.nn.Embedding(3, 1, sparse=True)
     >>> table(torch.tensor([2])).sum().backward()
-    >>> add_rows(sums, cast(Tensor, table.weight.grad), count=4)
+    >>> add_rows(sums, table.weight.grad, count=4)
     >>> sums.flatten().tolist()
     [0.0, 0.0, 4.0]
     """
@@ -51,11 +51,12 @@ def add_rows(view: Tensor, part: Tensor, count: int) -> None:
 class FlatSum:
     """A sum of gradients in one buffer, with room for the trailer behind it."""
 
-    __slots__ = ("known_norm", "sums", "trailer", "views", "whole")
+    __slots__ = ("known_norm", "sums", "trailer", "views", "weight", "whole")
 
     def __init__(self, whole: Tensor, parameters: Sequence[Tensor]) -> None:
         self.whole = whole
         self.known_norm: float | None = None
+        self.weight: float | None = None  # of a model; None for as much as it has samples
         size = sum(p.numel() for p in parameters)
         self.sums, self.trailer = whole[:size], whole[size:]
         self.views = in_shape(self.sums, parameters)

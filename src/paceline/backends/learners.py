@@ -60,8 +60,8 @@ class Learner(Protocol):
     def look_ahead(self, gradient: Gradient, scale: StepScale, further: bool) -> None:
         """Until the next step, compute where a step with this would lead."""
 
-    def model(self, count: int) -> Values | None:
-        """The parameters as a contribution."""
+    def model(self, weight: float) -> Values | None:
+        """The parameters as a contribution that weighs so much."""
 
     def share(self, share: Share) -> Values | None:
         """The part of the parameters that it brings to the mean model."""
@@ -115,6 +115,9 @@ class Weightless:
     def shape(self) -> tuple[int]:
         return (self.nbytes // BYTES,)
 
+    def norm(self) -> float:
+        return 0.0
+
     def _itself(self, *_: object, **__: object) -> Weightless:
         return self
 
@@ -162,7 +165,7 @@ class TimingLearner:
     def look_ahead(self, gradient: Gradient, scale: StepScale, further: bool) -> None:
         pass
 
-    def model(self, count: int) -> None:
+    def model(self, weight: float) -> None:
         return None
 
     def share(self, share: Share) -> None:

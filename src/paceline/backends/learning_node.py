@@ -135,8 +135,9 @@ class LearningNode(DrivenNode):
         self.suspended()  # whoever looks at the parameters after a round sees those that all ranks have
         self.replica.look_ahead(gradient, scale, further)
 
-    def model(self, count: int, samples: list[range]) -> Gradient:
-        return Gradient(self.replica.model_contribution(count), count, samples) if count else Gradient(None, 0, samples)
+    def model(self, count: int, samples: list[range], weight: float | None = None) -> Gradient:
+        weight = count if weight is None else weight
+        return Gradient(self.replica.model_contribution(weight) if weight else None, count, samples)
 
     def adopt(self, total: Gradient) -> None:
         self.suspended()

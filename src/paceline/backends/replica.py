@@ -30,7 +30,7 @@ from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
-TRAILER = 4  # count of samples, number of ranks with data left, squared norm of the sum, squared count
+TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
 LARGEST_SQUARE = 1e38  # what float32 holds
 
 
@@ -107,7 +107,7 @@ class Replica:
         """Memory for one contribution; used again after the step that it ends in."""
         if self._free:
             flat = self._free.pop()
-            flat.known_norm = None
+            flat.known_norm = flat.weight = None
             return flat
         length = self.size + TRAILER + self._extra
         whole = torch.empty(length, dtype=self._sum_dtype, device=self.parameters.device)
@@ -121,15 +121,18 @@ class Replica:
         if values is None:
             flat, sound, norm = self.buffer(), True, 0.0
             flat.whole.zero_()
+            flat.weight = 0.0
         else:
             flat = values.flat() if isinstance(values, FreshGradient) else values
             norm = flat.norm
             sound = math.isfinite(norm)
             if not sound:
                 flat.whole.zero_()
+                flat.weight = 0.0
         count = gradient.count if sound else 0
         square = min(norm * norm, LARGEST_SQUARE) if count else 0.0
-        trailer = (count, working, square, count * count, *extra)
+        weight = count if flat.weight is None else flat.weight
+        trailer = (count, working, square, count * count, weight, *extra)
         flat.trailer.copy_(torch.tensor(trailer, dtype=flat.whole.dtype))
         return flat, sound
 
@@ -137,7 +140,7 @@ class Replica:
         """A reduced buffer as a gradient over all ranks' samples, whether a rank has data left, and the sums of what
         the backend had added."""
         reduced.known_norm = None
-        count, working, _, _, *extra = reduced.trailer.tolist()
+        count, working, _, _, _, *extra = reduced.trailer.tolist()
         return Gradient(reduced, int(count)), working > 0, extra
 
     def apply(self, gradient: Gradient, scale: StepScale = AS_SET) -> float:
@@ -216,10 +219,11 @@ class Replica:
         named = self.model.named_parameters(remove_duplicate=False)  # tied ones have several names
         return {name: views[id(parameter)] for name, parameter in named if id(parameter) in views}
 
-    def model_contribution(self, count: int) -> FlatSum:
-        """The parameters, weighing as much as so many samples."""
+    def model_contribution(self, weight: float) -> FlatSum:
+        """The parameters, weighing so much in the mean."""
         flat = self.buffer()
-        flat.sums.copy_(self.parameters).mul_(count)  # half precision: widen first, multiply then
+        flat.weight = weight
+        flat.sums.copy_(self.parameters).mul_(weight)  # half precision: widen first, multiply then
         return flat
 
     def share(self, share: Share) -> FlatSum | None:
@@ -232,11 +236,13 @@ class Replica:
         return flat
 
     def adopt(self, total: Gradient) -> None:
-        """The mean of the models becomes the model."""
+        """The mean of the models by their weights becomes the model. It divides by what has arrived: a model that is
+        not finite was replaced by one of no weight."""
         self.return_from_looking_ahead()
         flat = self._taken(total)
-        if flat is not None and total.count:
-            torch.mul(flat.sums, 1 / total.count, out=self.parameters)
+        weight = 0.0 if flat is None else flat.trailer[TRAILER - 1].item()
+        if flat is not None and weight:
+            torch.mul(flat.sums, 1 / weight, out=self.parameters)
         self._give_back(flat)
 
     def release(self, gradient: Gradient) -> None:
@@ -300,7 +306,7 @@ class Replica:
     def _measure(self, flat: FlatSum, count: int) -> float:
         """The norm of the sum; a round's total also tells the noise."""
         norm = flat.norm
-        _, _, squares, counts = flat.trailer[:TRAILER].tolist()
+        squares, counts = flat.trailer[2:4].tolist()
         if counts and norm * norm < LARGEST_SQUARE:
             self.noise.see(count, norm * norm, squares, counts)
         return norm

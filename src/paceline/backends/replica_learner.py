@@ -104,8 +104,8 @@ class ReplicaLearner:
     def look_ahead(self, gradient: Gradient, scale: StepScale, further: bool) -> None:
         self.replica.look_ahead(gradient, scale, further)
 
-    def model(self, count: int) -> FlatSum:
-        return self.replica.model_contribution(count)
+    def model(self, weight: float) -> FlatSum:
+        return self.replica.model_contribution(weight)
 
     def share(self, share: Share) -> FlatSum | None:
         return self.replica.share(share)

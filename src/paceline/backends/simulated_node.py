@@ -242,8 +242,9 @@ class SimulatedNode(Node):
     def discard(self, gradient: Gradient, reason: str) -> None:
         self._run.discard(self, gradient, reason)
 
-    def model(self, count: int, samples: list[range]) -> Gradient:
-        return Gradient(self.learner.model(count) if count else None, count, samples)
+    def model(self, count: int, samples: list[range], weight: float | None = None) -> Gradient:
+        weight = count if weight is None else weight
+        return Gradient(self.learner.model(weight) if weight else None, count, samples)
 
     def adopt(self, total: Gradient) -> None:
         self._run.round_over(self)

@@ -9,12 +9,15 @@ from paceline.errors import no_such
 from paceline.options import read_options, split_name
 from paceline.strategies.abs_sgd import AbsSgd
 from paceline.strategies.ad_psgd import AdPsgd
+from paceline.strategies.adaptive_sgd import AdaptiveSgd
 from paceline.strategies.all_reduce import AllReduce
 from paceline.strategies.asp import Asp
 from paceline.strategies.balanced import Balanced
 from paceline.strategies.bsp import Bsp
+from paceline.strategies.crossbow import Crossbow
 from paceline.strategies.d_psgd import DPsgd
 from paceline.strategies.dssp import Dssp
+from paceline.strategies.elastic_averaging import ElasticAveraging
 from paceline.strategies.gssp import Gssp
 from paceline.strategies.local_sgd import LocalSgd
 from paceline.strategies.matcha import Matcha
@@ -25,6 +28,7 @@ from paceline.strategies.strategy import Strategy
 
 KINDS = (
     AllReduce, Balanced, LocalSgd, Rennala, AbsSgd, NonBlocking, DPsgd, Matcha, AdPsgd, Bsp, Ssp, Dssp, Asp, Gssp,
+    AdaptiveSgd, ElasticAveraging, Crossbow,
 )  # fmt: skip
 STRATEGIES: dict[str, type[Strategy]] = {kind.name: kind for kind in KINDS}
 
@@ -32,12 +36,15 @@ __all__ = [
     "STRATEGIES",
     "AbsSgd",
     "AdPsgd",
+    "AdaptiveSgd",
     "AllReduce",
     "Asp",
     "Balanced",
     "Bsp",
+    "Crossbow",
     "DPsgd",
     "Dssp",
+    "ElasticAveraging",
     "Gssp",
     "LocalSgd",
     "Matcha",

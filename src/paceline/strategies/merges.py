@@ -1,0 +1,123 @@
+"""One rank's part in Adaptive SGD: its steps, and the merges of all models, which may travel while it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+from paceline.node import Gradient, Node, Work
+from paceline.rules.batch_scaling import scaled_batches
+from paceline.rules.learning_rate import step_scale
+from paceline.rules.merging import may_perturb, merge_weights, perturbed, push_on_
+from paceline.strategies.centre import end_round
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.strategies.adaptive_sgd import AdaptiveSgd
+
+UPDATES_OF_A_MEGA_BATCH = 8  # of each worker, in whole micro-batches, where nobody says how many samples it has
+SMALLEST_PART = 16  # of the micro-batch, where nobody says what the smallest batch is
+SLOWNESS = 64  # β is so small a part of the micro-batch by default: 16 samples of 1024
+
+
+class Merges:
+    """Steps and merges of one rank. All ranks know all batch sizes: they follow from what all have told each other.
+
+    Args:
+        options: the strategy.
+        node: the rank.
+    """
+
+    def __init__(self, options: AdaptiveSgd, node: Node) -> None:
+        self._options, self._node = options, node
+        self.mega_batch = options.mega_batch or UPDATES_OF_A_MEGA_BATCH * node.workers * node.micro_batch
+        self._bounds = (options.smallest_batch or max(1, node.micro_batch // SMALLEST_PART), node.micro_batch)
+        self._beta = options.beta or node.micro_batch / SLOWNESS
+        self._rule = "sqrt" if node.steps.adaptive else "linear"
+        if len(node.state.get("batches", ())) != node.workers:  # a run may be resumed on other workers
+            node.state["batches"] = [float(node.micro_batch)] * node.workers
+        for name in ("merged", "merged_before"):
+            if name not in node.state:
+                node.state[name] = node.parameters.clone()
+        node.state.setdefault("merges", 0)
+        self._left: Tensor | None = None  # the model that went into the merge under way
+        self._updates = self._count = 0
+        self._samples: list[range] = []
+        self._told: tuple[Work[tuple[float, ...]], Work[tuple[float, ...]]] | None = None
+        self._merging: Work[Gradient] | None = None
+        self._weight = 1.0
+
+    # ---- steps
+
+    async def next_batch(self, round_number: int) -> Gradient:
+        """As many samples as this rank's batches have now, unless there are no more. What is left of a lease comes in
+        pieces: they are put together, all at the same model."""
+        node = self._node
+        size = round(node.state["batches"][node.rank]) if node.divisible else node.micro_batch
+        node.count(round_number, size, self.mega_batch)
+        batch = await node.gradient(size)
+        while 0 < batch.count < size < node.micro_batch:
+            more = await node.gradient(size - batch.count)
+            if not more.count:
+                break
+            batch += more
+        return batch
+
+    def step(self, batch: Gradient) -> None:
+        """This rank's own step, at a rate in proportion to its samples; an update when it is done."""
+        reference = self._options.reference_batch or self._node.micro_batch
+        scale = step_scale(self._rule, batch.count, reference, None, largest=inf)
+        decay = self._options.decay ** self._node.state["merges"]
+        self._node.apply(batch, replace(scale, learning_rate=scale.learning_rate * decay))
+        self._updates += batch.count > 0  # none if it was not finite
+        self._count += batch.count
+        self._samples += batch.samples
+
+    # ---- merges
+
+    def start(self) -> None:
+        """The mega-batch is over here: tell the others of this rank's updates, and how large its model is."""
+        node = self._node
+        self._told = node.all_gather(float(self._updates)), node.all_gather(float(node.parameters.norm()))
+        self._updates = 0
+
+    async def go_on(self, wait: bool) -> None:
+        """Whatever has arrived of the merge under way is taken in; `wait`: all of it."""
+        if self._told and (wait or all(work.done for work in self._told)):
+            updates, norms = await self._told[0], await self._told[1]
+            self._told = None
+            self._merge(updates, norms)
+        if self._merging and (wait or self._merging.done):
+            total, self._merging = await self._merging, None
+            self._take_in(total)
+
+    def _merge(self, updates: tuple[float, ...], norms: tuple[float, ...]) -> None:
+        node, options, batches = self._node, self._options, self._node.state["batches"]
+        weights = merge_weights(updates, batches)
+        if may_perturb(norms, node.parameters.shape[0], options.norm_gate):
+            weights = perturbed(weights, updates, options.perturbation)
+        self._weight = 1.0 if options.renormalise else sum(weights)
+        self._merging = node.all_reduce(node.model(self._count, self._samples, weights[node.rank]))
+        self._count, self._samples = 0, []
+        if options.overlap:
+            self._left = node.parameters.clone()
+        if node.divisible:
+            bounds = self._bounds
+            node.state["batches"] = scaled_batches(options.rule, batches, updates, self._beta, bounds)
+
+    def _take_in(self, total: Gradient) -> None:
+        """The merged model is here. What this rank has done since its own left is added to it."""
+        node, model, since = self._node, self._node.parameters, self._left
+        if since is not None:
+            since.neg_().add_(model)
+            model.copy_(node.state["merged"])
+        node.adopt(total)
+        if total.count:
+            model.mul_(self._weight)
+            push_on_(model, node.state["merged"], node.state["merged_before"], self._options.momentum)
+            node.state["merges"] += 1
+        if since is not None and not node.finished and isfinite(since.norm()):
+            end_round(node)
+            model.add_(since)
