@@ -245,10 +245,11 @@ def strategies() -> None:
     """List the strategies, their options and defaults."""
     from paceline.strategies import STRATEGIES, options
 
+    width = max(map(len, STRATEGIES))
     for name, kind in STRATEGIES.items():
         summary = (kind.__doc__ or "").strip().splitlines()[0]
         settings = ", ".join(f"{key}={value}" for key, value in options(kind).items())
-        typer.echo(f"{name:12} {summary}\n{'':12} options: {settings or 'none'}")
+        typer.echo(f"{name:{width}} {summary}\n{'':{width}} options: {settings or 'none'}")
     typer.echo("\nWith options: abs-sgd:delay_cure=none:min_micro_batches=2")
 
 
