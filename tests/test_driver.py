@@ -41,7 +41,8 @@ class Scripted(DrivenNode):
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.told = clock, list[float]()
-        self.micro_batch = self.at_most = 1
+        self.micro_batch = self.at_most = self.world_size = 1
+        self.rank = 0
 
     divisible = True
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated_node import SimulatedNode
+from paceline.node import WHOLE
 from paceline.race import simulated, worker
 from paceline.race.race import on_the_graph_of, run_race
 from paceline.race.snapshots import PER_RACE, Snapshots
@@ -149,7 +150,7 @@ class Ranks:
 
     def average(self, kept: list[Snapshots]) -> None:
         threads = [
-            threading.Thread(target=each.average, args=(rank, self.ranks, self.add_up(rank)))
+            threading.Thread(target=each.average, args=(rank, self.ranks, WHOLE, self.add_up(rank)))
             for rank, each in enumerate(kept)
         ]
         for thread in threads:
@@ -207,7 +208,7 @@ def test_a_race_that_begins_late_is_looked_at_to_its_end() -> None:
 def test_the_mean_of_one_rank_is_its_model() -> None:
     kept = snapshots((0.0, 1, 1.5, -1.0), (3.0, 9, 2.5, 0.0), last=(4.0, 12, 3.5, 1.0))
     before = list(kept.evaluate())
-    kept.average(0, 1, lambda tensor: tensor.clone())
+    kept.average(0, 1, WHOLE, lambda tensor: tensor.clone())
     assert list(kept.evaluate()) == before
 
 

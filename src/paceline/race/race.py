@@ -101,7 +101,8 @@ def _run_strategy(course: Course, strategy: str, folder: Path) -> list[Event]:
 def on_the_graph_of(cluster: Cluster, strategy: str) -> str:
     """The strategy; on the graph that a cluster file describes, if it needs one and names none itself."""
     chosen = create(strategy)
-    if cluster.graph is None or not hasattr(chosen, "graph") or "graph=" in strategy:
+    needs_one = chosen.steps_alone and hasattr(chosen, "graph")
+    if cluster.graph is None or not needs_one or "graph=" in strategy:
         return strategy
     return f"{strategy}:graph={cluster.graph.in_a_word(cluster.workers)}"
 

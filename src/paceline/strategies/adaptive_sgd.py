@@ -94,6 +94,8 @@ class AdaptiveSgd(Strategy):
                 merges.step(batch)
                 await merges.go_on(wait=False)
             await merges.go_on(wait=True)  # the merge before this one, if the workers overlap
+            if node.finished:  # some ranks have come to the end of that one earlier, and begin no other
+                break
             merges.start()
             await merges.go_on(wait=not self.overlap)
             round_number += 1
