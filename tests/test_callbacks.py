@@ -222,6 +222,7 @@ def test_the_example_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
         finish=lambda exit_code=None: said.append(("finish", exit_code)),
     )
     module = ModuleType("wandb")
+    # An empty module has no such names: the suppressions below are for that.
     module.init = lambda *, project, config: run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", module)
     names: dict[str, Any] = {}

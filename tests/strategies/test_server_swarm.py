@@ -96,7 +96,7 @@ def check(text: str, cluster: Cluster, events: list[Event], samples: int) -> Non
     assert books.applied + books.discarded == samples, books
     assert {event["rank"] for event in events if event["kind"] == "end"} == set(range(cluster.ranks))
     if "gssp" not in text and not books.discarded:  # of a gradient that was discarded no step tells
-        check_lead(cluster.workers, create(text).bound.high, events)  # type: ignore[attr-defined]
+        check_lead(cluster.workers, create(text).bound.high, events)  # type: ignore[attr-defined]  # all here have one
 
 
 def check_lead(workers: int, bound: float, events: list[Event]) -> None:

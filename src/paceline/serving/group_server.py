@@ -58,7 +58,7 @@ class GroupServer:
     @property
     def _workers(self) -> int:
         """That are not lost."""
-        return sum(worker not in self._lost for worker in range(self._node.workers))
+        return self._node.workers - sum(rank < self._node.workers for rank in self._lost)
 
     @property
     def broken(self) -> bool:
