@@ -2,19 +2,20 @@
 
 Two threads: one reads what the service says, one tells it that this rank is alive. Questions wait for their answer
 with a time-out; news (progress, discards, signals) is sent and forgotten, so that training never waits for it.
-When the service refuses such news, the next call raises its error.
+When the service refuses such news, the next call raises its error. A service that dies may be started again: then
+whoever waits for an answer waits on, see `Line`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self
 
-from paceline.control.connection import Address, Connection, connect
+from paceline.control.connection import Address
+from paceline.control.line import Line
 from paceline.control.membership import Description
 from paceline.control.messages import Metadata, to_ranges, to_spans
 from paceline.control.signals import RoundSignals
@@ -23,6 +24,7 @@ from paceline.errors import PacelineError
 
 ANSWER_SECONDS = 30.0  # the service answers in microseconds; this is for a machine that swaps
 CONNECT_SECONDS = 60.0  # the service's process may start later than this one
+MOST_UNHEARD = 128  # messages kept to be repeated; then a question is asked, whose answer says that they were heard
 DEFERRED_GRACE = 10.0  # the service watches the time-out of what it defers; ours only catches a dead service
 
 
@@ -60,13 +62,12 @@ class ControlClient:
         self._on_lost = on_lost
         self._signals = RoundSignals()
         self._lock = threading.Lock()
-        self._sequence = 0
         greeting: Future[Frame] = Future()
         self._pending: dict[int, Future[Frame]] = {0: greeting}
         self._refusal: PacelineError | None = None
         self._gone: str = ""
         self._closing = threading.Event()
-        self._connection = _connect_patiently(address, secret, connect_seconds)
+        self._line = Line(address, secret, connect_seconds)
         self._threads: list[threading.Thread] = []
         self._start(self._read)
         try:
@@ -74,6 +75,7 @@ class ControlClient:
         except BaseException:
             self.close()
             raise
+        self._line.agree(terms)
         self._beat, self._join_seconds = float(terms["heartbeat_seconds"]), float(terms["join_seconds"])
         self._start(self._keep_alive)
 
@@ -87,12 +89,13 @@ class ControlClient:
     @property
     def local_host(self) -> str:
         """This machine's address as the service's machine reaches it: the one to be found at by other ranks."""
-        return self._connection.local_host
+        return self._line.connection.local_host
 
     def hello(self, description: Description, mailbox: Address | None = None) -> list[Address | None]:
         """Join the run; returns where every rank's mailbox is, when all have arrived. Raises when they do not fit."""
         place = list(mailbox) if mailbox else None
         introduction = {"rank": self.rank, "description": description, "mailbox": place}
+        self._line.introduction = {"rank": self.rank}
         answer = self._ask("hello", introduction, timeout=self._join_seconds + DEFERRED_GRACE)
         self._take_membership(answer.metadata)
         return self.roster
@@ -100,6 +103,11 @@ class ControlClient:
     def leave(self, error: str = "") -> None:
         """Say farewell: the others go on without us. With an error, they learn that this rank is lost, and why."""
         self._ask("leave", {"error": error})
+        self._line.return_seconds = 0.0  # to a run that is over for this rank
+
+    def report_exit(self, rank: int, reason: str) -> None:
+        """For a launcher: the rank's process has ended."""
+        self._tell("exited", {"rank": rank, "reason": reason})
 
     def status(self) -> dict[str, Any]:
         """Members, latest metrics and the ledger's counters."""
@@ -215,22 +223,23 @@ class ControlClient:
 
     def _request(self, kind: str, metadata: Metadata, buffers: Iterable[memoryview] = ()) -> Future[Frame]:
         answer: Future[Frame] = Future()
-        with self._lock:
-            self._raise_trouble()
-            self._sequence += 1
-            sequence = self._sequence
-            self._pending[sequence] = answer
-        self._send(Frame(kind, metadata, list(buffers), self.generation, sequence))
+        self._send(Frame(kind, metadata, list(buffers), self.generation), answer)
         return answer
 
     def _tell(self, kind: str, metadata: Metadata) -> None:
-        with self._lock:
-            self._raise_trouble()
         self._send(Frame(kind, metadata, generation=self.generation))
+        if self._line.unheard > MOST_UNHEARD:
+            self._request("status", {})
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: Frame, answer: Future[Frame] | None = None) -> None:
+        def register(number: int) -> None:
+            with self._lock:
+                self._raise_trouble()
+                if answer is not None:
+                    self._pending[number] = answer
+
         try:
-            self._connection.send(frame)
+            self._line.say(frame, asks=answer is not None, register=register)
         except OSError as error:
             self._lose_service(str(error))
             raise self._service_gone() from error
@@ -259,16 +268,24 @@ class ControlClient:
     def _read(self) -> None:
         reason = "its answers are no longer read"  # unless `on_lost` raises, one of the reasons below
         try:
-            while True:
-                self._take(self._connection.receive())
-        except (OSError, WireError) as error:
-            reason = "it was closed here" if self._closing.is_set() else str(error)
+            while reason:
+                try:
+                    self._take(self._line.connection.receive())
+                except (OSError, WireError) as error:
+                    ended = "it was closed here" if self._closing.is_set() else str(error)
+                    why = self._line.come_back(self._take, self._closing)
+                    reason = why and f"{ended}; {why}"
+                    if reason:
+                        break
+                    reason = "its answers are no longer read"
         finally:
             self._lose_service(reason)
 
     def _take(self, frame: Frame) -> None:
         with self._lock:
             answer = self._pending.pop(frame.sequence, None)
+        if frame.sequence:
+            self._line.answered(frame.sequence)
         match frame.kind:
             case "error" if answer is not None:
                 answer.set_exception(PacelineError(**_error_fields(frame)))
@@ -296,13 +313,14 @@ class ControlClient:
     def _keep_alive(self) -> None:
         while not self._closing.wait(self._beat):
             try:
-                self._connection.send(Frame("heartbeat", {"metrics": self._metrics}, generation=self.generation))
+                self._line.connection.send(Frame("heartbeat", {"metrics": self._metrics}, generation=self.generation))
                 with self._lock:  # both as of one moment: old progress with a new generation would free used samples
                     news = {"samples": self._progress, "generation": self._adopted}
                 if news["samples"]:
-                    self._connection.send(Frame("progress", news, generation=self.generation))
+                    self._line.connection.send(Frame("progress", news, generation=self.generation))
             except OSError:
-                return  # the reading thread tells why
+                if self._gone or not self._line.return_seconds:
+                    return  # the reading thread tells why
 
     def _lose_service(self, reason: str) -> None:
         with self._lock:
@@ -315,7 +333,7 @@ class ControlClient:
     def close(self) -> None:
         """Close the connection. Without `leave` before, the service takes it for a death."""
         self._closing.set()
-        self._connection.close()
+        self._line.connection.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -325,22 +343,6 @@ class ControlClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _connect_patiently(address: Address, secret: bytes, seconds: float) -> Connection:
-    deadline, pause = time.monotonic() + seconds, 0.02
-    while True:
-        try:
-            return connect(address, secret)
-        except OSError as error:
-            if time.monotonic() + pause > deadline:
-                raise PacelineError(
-                    f"Nobody answers at {address[0]}:{address[1]}: {error.strerror or error}.",
-                    cause="The control service (in the launcher or in rank 0) does not run, or a firewall is between.",
-                    remedy="Check that it is up and that address and port are right.",
-                ) from error
-        time.sleep(pause)
-        pause = min(1.0, 2 * pause)
 
 
 def _error_fields(frame: Frame) -> dict[str, str]:

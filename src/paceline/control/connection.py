@@ -39,6 +39,7 @@ WELCOME, REFUSED = b"\x01", b"\x00"
 HANDSHAKE_SECONDS = 5.0  # a round trip around the world is 0.3 s; a loaded laptop needs a second
 STALL_SECONDS = 60.0  # a peer that takes no byte for so long is gone: SIGSTOP, a pulled cable
 PENDING_HANDSHAKES = 256  # more ranks than that seldom start in the same millisecond; see Listener
+STRANGERS = 1000  # addresses that are remembered and named in the log; whoever has more of them must not fill memory
 BUFFERS_A_CALL = 512  # POSIX promises 16 buffers a call, Linux and macOS take 1024
 PAYLOAD_LIMIT = 16 * 2**20
 
@@ -59,7 +60,7 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         part = sock.recv(count - len(received))
         if not part:
-            raise ConnectionError("the peer closed the connection during the handshake")
+            raise ConnectionAbortedError("the peer closed the connection during the handshake")
         received += part
     return received
 
@@ -178,16 +179,28 @@ def connect(
 ) -> Connection:
     """Open a connection and prove to belong to the run. Raises `OSError` when nobody is there."""
     deadline = time.monotonic() + HANDSHAKE_SECONDS
+    while True:
+        try:
+            return Connection(_authenticated(address, secret, deadline), payload_limit, allocate)
+        except ConnectionAbortedError:  # dropped among many strangers, see `Listener`: the next attempt may fare better
+            if time.monotonic() > deadline:
+                raise
+
+
+def _authenticated(address: Address, secret: bytes, deadline: float) -> socket.socket:
     sock = socket.create_connection(address, timeout=HANDSHAKE_SECONDS)
     try:
         _ask_in(sock, secret, address, deadline)
-        return Connection(sock, payload_limit, allocate)
+        return sock
     except TimeoutError as error:
         sock.close()
         raise HandshakeError(
             f"What listens on {address[0]}:{address[1]} did not answer like Paceline within {HANDSHAKE_SECONDS:.0f} s.",
             cause="Another program has the port, or the machine is overloaded.",
         ) from error
+    except (ConnectionResetError, BrokenPipeError) as error:
+        sock.close()
+        raise ConnectionAbortedError("the peer closed the connection during the handshake") from error
     except BaseException:
         sock.close()
         raise
@@ -250,16 +263,24 @@ class Listener:
                 self._pending[sock] = None
                 thread = threading.Thread(target=self._handle, args=(sock,), name="paceline-peer", daemon=True)
                 self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the machine has no thread to spare: this one goes, and others may still come
+                with self._lock:
+                    self._threads.discard(thread)
+                    self._pending.pop(sock, None)
+                sock.close()
 
     def _handle(self, sock: socket.socket) -> None:
         try:
             connection = self._authenticate(sock)
             if connection is not None:
-                with connection:
-                    self._serve(connection)
-                with self._lock:
-                    self._open.discard(connection)
+                try:
+                    with connection:
+                        self._serve(connection)
+                finally:
+                    with self._lock:
+                        self._open.discard(connection)
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
@@ -284,10 +305,16 @@ class Listener:
 
     def _report_stranger(self, peer: str, error: Exception) -> None:
         with self._lock:
-            known = peer in self._known_strangers
-            self._known_strangers.add(peer)
-        if not known and not self._closed:
-            log.warning("Turned away a connection from %s: %s Further ones from there are not logged.", peer, error)
+            known = peer in self._known_strangers or len(self._known_strangers) == STRANGERS
+            if not known:
+                self._known_strangers.add(peer)
+            last = not known and len(self._known_strangers) == STRANGERS
+        if known or self._closed:
+            return
+        why = str(error).rstrip(".")
+        log.warning("Turned away a connection from %s: %s. Further ones from there are not logged.", peer, why)
+        if last:
+            log.warning("Connections from %d addresses were turned away. No more are logged.", STRANGERS)
 
     def close(self) -> None:
         """Stop listening, close every connection and wait for their threads."""

@@ -7,6 +7,7 @@ there has said, after it knew of the loss, how far the run has come.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class Doubts:
@@ -49,3 +50,11 @@ class Doubts:
         for rank in resolved:
             del self._silent[rank], self._since[rank]
         return resolved
+
+    def state(self) -> list[list[Any]]:
+        """As JSON can carry it."""
+        return [[rank, self._since[rank], sorted(silent)] for rank, silent in self._silent.items()]
+
+    def restore(self, state: list[list[Any]]) -> None:
+        self._silent = {rank: set(silent) for rank, _, silent in state}
+        self._since = {rank: since for rank, since, _ in state}

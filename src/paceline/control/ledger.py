@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -203,6 +203,32 @@ class Ledger:
         for part in parts:
             self._dropped.remove(part)
             self._free.add(part)
+
+    # ---- for a journal
+
+    def state(self) -> dict[str, Any]:
+        """All that `Ledger` cannot know from its arguments, as JSON can carry it."""
+        holdings = {
+            str(rank): [holding.progress, [[part.start, part.stop] for part in holding.parts]]
+            for rank, holding in self._holdings.items()
+        }
+        sets = {"settled": self._settled, "dropped": self._dropped}
+        spans = {name: [[part.start, part.stop] for part in parts] for name, parts in sets.items()}
+        return {**spans, "used": self.used, "discarded": self.discarded, "holdings": holdings}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`, for a ledger made with the same arguments."""
+        self._settled = RangeSet(range(*span) for span in state["settled"])
+        self._dropped = RangeSet(range(*span) for span in state["dropped"])
+        self.used, self.discarded = state["used"], state["discarded"]
+        self._free = RangeSet([range(self.positions)])
+        for part in self._settled:
+            self._free.remove(part)
+        for rank, (progress, spans) in state["holdings"].items():
+            holding = self._holding(int(rank))
+            holding.progress, holding.parts = progress, deque(range(*span) for span in spans)
+            for part in holding.parts:
+                self._free.remove(part)
 
     # ---- asking
 

@@ -101,6 +101,25 @@ class Membership:
         self._remove(rank)
         self.left.add(rank)
 
+    def state(self) -> dict[str, Any]:
+        """As JSON can carry it. All who are here have given the same description."""
+        return {
+            "generation": self.generation,
+            "begun": self.begun,
+            "present": [[rank, member.mailbox] for rank, member in self.present.items()],
+            "lost": [[rank, reason] for rank, reason in self.lost.items()],
+            "left": sorted(self.left),
+            "reference": self._reference,
+        }
+
+    def restore(self, state: dict[str, Any], now: float) -> None:
+        """The inverse of `state`; who was here has until the time-out, from now, to give a sign of life."""
+        self.generation, self.begun = state["generation"], state["begun"]
+        self.lost, self.left = dict(state["lost"]), set(state["left"])
+        self._reference = tuple(state["reference"]) if state["reference"] else None
+        here = {rank: tuple(mailbox) if mailbox else None for rank, mailbox in state["present"]}
+        self.present = {rank: Member(self.description, mailbox, now) for rank, mailbox in here.items()}
+
     def _remove(self, rank: int) -> None:
         if self.present.pop(rank, None) is not None and self.begun:
             self.generation += 1

@@ -13,6 +13,7 @@ Metadata = dict[str, Any]
 Check = Callable[[Any], bool]
 
 LARGEST_INTEGER = 2**63 - 1
+MOST_PORTIONS = 2**16
 
 
 def integer(value: Any) -> bool:
@@ -23,8 +24,17 @@ def natural(value: Any) -> bool:
     return integer(value) and value >= 0
 
 
+def portions(value: Any) -> bool:
+    """Micro-batches to take ahead: without a limit one question could ask for more than memory holds."""
+    return natural(value) and value <= MOST_PORTIONS
+
+
 def seconds(value: Any) -> bool:
     return type(value) in (int, float) and value >= 0  # which NaN is not
+
+
+def positive(value: Any) -> bool:
+    return seconds(value) and value > 0
 
 
 def text(value: Any) -> bool:
@@ -71,17 +81,31 @@ def description(value: Any) -> bool:
     return list_of(parameter)(value.get("parameters", []))
 
 
+def record_of(fields: dict[str, Check]) -> Check:
+    """An object with exactly these fields."""
+    return lambda value: (
+        type(value) is dict and value.keys() == fields.keys() and all(fields[key](value[key]) for key in fields)
+    )
+
+
 SPANS = list_of(span)
 NAMES = list_of(text)
 ROSTER = list_of(optional(address))
 RANKS = list_of(natural)
 PROGRESS = list_of(natural)  # samples that each rank has brought to an end
 
+# What `paceline doctor` tells of a machine
+DEVICE = record_of(
+    {"device": text, "name": text, "workers": natural, "micro_batch_seconds": positive, "jitter": seconds}
+)
+NETWORK = record_of({"latency": seconds, "bandwidth": positive, "all_reduce": text, "shared": flag})
+FINDING = record_of({"name": text, "verdict": text, "said": text, "cause": text, "remedy": text})
+
 SCHEMAS: dict[str, dict[str, Check]] = {
     # a rank to the service
     "hello": {"rank": natural, "description": description, "mailbox": optional(address)},
     "open_ledger": {"samples": natural, "epochs": optional(natural), "micro_batch": natural, "used": SPANS},
-    "lease": {"micro_batches": natural},
+    "lease": {"micro_batches": portions},
     "progress": {"samples": PROGRESS, "generation": natural},
     "discard": {"ranges": SPANS, "reason": text},
     "give_back": {"ranges": SPANS},
@@ -89,6 +113,8 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "signal": {"round": natural, "samples": natural, "target": natural},
     "heartbeat": {"metrics": mapping},
     "leave": {"error": text},
+    "exited": {"rank": natural, "reason": text},  # a launcher: the rank's process has ended
+    "return": {"rank": natural},  # after the service was started again
     "status": {},
     "store_set": {"key": text},
     "store_get": {"key": text, "timeout": seconds},
@@ -105,15 +131,35 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "sum": {"value": integer},
     "truth": {"value": flag},
     "state": {"state": mapping},
+    "returned": {"rounds": list_of(natural)},
     "error": {"what": text, "where": text, "cause": text, "remedy": text},
     # the service to every rank, unasked; sequence number 0
-    "greeting": {"heartbeat_seconds": seconds, "join_seconds": seconds},
+    "greeting": {
+        "heartbeat_seconds": seconds,
+        "join_seconds": seconds,
+        "incarnation": natural,
+        "return_seconds": seconds,
+    },
     "membership": {"generation": natural, "roster": ROSTER, "lost": mapping, "left": RANKS},
     "signalled": {"round": natural},
     # a rank to a rank
     "introduction": {"rank": natural},
     "message": {"kind": text, "dtypes": NAMES, "shapes": list_of(list_of(natural))},
     "farewell": {},
+    # a doctor to a doctor that listens, and its answers
+    "examine": {"workload": text, "model": optional(text)},
+    "examined": {
+        "name": text,
+        "versions": mapping,
+        "devices": list_of(DEVICE),
+        "network": optional(NETWORK),
+        "findings": list_of(FINDING),
+    },
+    "probe": {"answer_bytes": natural},
+    "probed": {"clock": seconds},
+    "open_port": {},
+    "call_back": {"port": natural},
+    "port": {"port": natural},
 }
 
 

@@ -26,7 +26,7 @@ from paceline.control.membership import DifferentRunError, Membership
 from paceline.control.messages import Metadata, to_ranges, to_spans
 from paceline.control.signals import RoundSignals
 from paceline.control.waiting import Later, WaitingRoom
-from paceline.control.wire import Frame, WireError, encode
+from paceline.control.wire import Frame, WireError, encode, error_frame
 from paceline.errors import PacelineError
 
 CONNECTION_CLOSED = "its connection was closed"
@@ -34,7 +34,7 @@ DONE = Frame("done")
 
 
 @dataclass(eq=False)
-class _Peer:
+class Peer:
     """One connection, and the rank that said hello on it."""
 
     connection: Connection
@@ -69,20 +69,20 @@ class ControlService:
         heartbeat_timeout: float = 10.0,
         join_timeout: float = 300.0,
     ) -> None:
-        self._join_timeout = join_timeout
-        self._beat = heartbeat_timeout / 4
+        self._join_timeout, self._beat = join_timeout, heartbeat_timeout / 4
+        self._terms: Metadata = {"heartbeat_seconds": self._beat, "join_seconds": join_timeout}
+        self._terms |= {"incarnation": 0, "return_seconds": 0.0}
         self._members = Membership(world_size, heartbeat_timeout)
         self._failure: PacelineError | None = None
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._metrics: dict[int, Metadata] = {}
         self._ledger: Ledger | None = None
         self._ledger_terms: Metadata = {}
-        self._doubts, self._signals = Doubts(), RoundSignals()
-        self._keys = Keys()
-        self._waiting: WaitingRoom[_Peer] = WaitingRoom()
-        self._outgoing: list[tuple[_Peer, list[memoryview]]] = []
+        self._doubts, self._signals, self._keys = Doubts(), RoundSignals(), Keys()
+        self._waiting: WaitingRoom[Peer] = WaitingRoom()
+        self._outgoing: list[tuple[Peer, list[memoryview]]] = []
         self._lock = threading.Lock()
-        self._handlers: dict[str, Callable[[_Peer, Frame], Answer]] = {
+        self._handlers: dict[str, Callable[[Peer, Frame], Answer]] = {
             "hello": self._hello,
             "open_ledger": self._open_ledger,
             "lease": self._lease,
@@ -93,6 +93,7 @@ class ControlService:
             "signal": self._signal,
             "heartbeat": self._heartbeat,
             "leave": self._leave,
+            "exited": lambda peer, frame: self._exited(**frame.metadata),
             "status": lambda *_: Frame("state", {"state": self._status()}),
             "store_set": self._store_set,
             "store_add": self._store_add,
@@ -101,22 +102,29 @@ class ControlService:
             "store_check": lambda peer, frame: self._keys.check(**frame.metadata),
             "store_delete": lambda peer, frame: self._keys.delete(**frame.metadata),
         }
+        self._recover()
         self._listener = Listener(secret, self._serve, (host, port))
         self.address = self._listener.address
         self._closing = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="paceline-control", daemon=True)
         self._ticker.start()
 
+    def _recover(self) -> None:
+        """Before anybody can connect; see `DurableService`."""
+
     # ---- for the process that runs it
 
     def report_exit(self, rank: int, reason: str) -> None:
         """A launcher saw the rank's process end: the others learn it now, not after missed heartbeats."""
         with self._state():
-            peer = self._peers.get(rank)
-            if peer is None and self._members.lost.get(rank, CONNECTION_CLOSED) == CONNECTION_CLOSED:
-                self._lose(rank, reason)  # unless the rank itself has said why: that tells more
-            elif peer is not None:
-                self._end(peer, reason)
+            self._exited(rank, reason)
+
+    def _exited(self, rank: int, reason: str) -> None:
+        peer = self._peers.get(rank)
+        if peer is None and self._members.lost.get(rank, CONNECTION_CLOSED) == CONNECTION_CLOSED:
+            self._lose(rank, reason)  # unless the rank itself has said why: that tells more
+        elif peer is not None:
+            self._end(peer, reason)
 
     def status(self) -> dict[str, Any]:
         """Members, latest metrics and the ledger's counters."""
@@ -154,10 +162,9 @@ class ControlService:
                     peer.connection.stop_receiving()  # its reader finds out, and the rank is lost in the usual way
 
     def _serve(self, connection: Connection) -> None:
-        peer = _Peer(connection)
+        peer = Peer(connection)
         try:
-            terms = {"heartbeat_seconds": self._beat, "join_seconds": self._join_timeout}
-            connection.send(Frame("greeting", terms))
+            connection.send(Frame("greeting", self._terms))
             while True:
                 frame = connection.receive()
                 with self._state():
@@ -171,7 +178,7 @@ class ControlService:
             with self._state():
                 self._ended(peer)
 
-    def _handle(self, peer: _Peer, frame: Frame) -> None:
+    def _handle(self, peer: Peer, frame: Frame) -> None:
         now = time.monotonic()
         if peer.rank is not None:
             self._members.heard(peer.rank, now)
@@ -181,7 +188,7 @@ class ControlService:
         try:
             answer = handler(peer, frame)
         except PacelineError as error:
-            answer = _error_frame(error)
+            answer = error_frame(error)
         if isinstance(answer, Later):
             self._answer(self._waiting.ask(peer, frame.sequence, answer, now))
         elif answer is not None:
@@ -192,20 +199,19 @@ class ControlService:
             now = time.monotonic()
             with self._state():
                 for peer, sequence, error in self._waiting.overdue(now):
-                    self._send(peer, _error_frame(error), sequence)
+                    self._send(peer, error_frame(error), sequence)
                 if self._failure is not None:
                     self._answer(self._waiting.news("arrivals"))
                 for rank in self._members.silent(now):
-                    silence = f"it gave no sign of life for {self._members.heartbeat_timeout:g} s"
-                    self._end(self._peers[rank], silence)
+                    self._end(self._peers[rank], f"it gave no sign of life for {self._members.heartbeat_timeout:g} s")
 
     # ---- sending, under the lock
 
-    def _send(self, peer: _Peer, frame: Frame, sequence: int = 0) -> None:
+    def _send(self, peer: Peer, frame: Frame, sequence: int = 0) -> None:
         stamped = replace(frame, generation=self._members.generation, sequence=sequence)
         self._outgoing.append((peer, encode(stamped)))
 
-    def _answer(self, answers: list[tuple[_Peer, int, Frame]]) -> None:
+    def _answer(self, answers: list[tuple[Peer, int, Frame]]) -> None:
         for peer, sequence, frame in answers:
             self._send(peer, frame, sequence)
 
@@ -215,7 +221,7 @@ class ControlService:
 
     # ---- membership
 
-    def _hello(self, peer: _Peer, frame: Frame) -> Answer:
+    def _hello(self, peer: Peer, frame: Frame) -> Answer:
         if self._failure is not None:
             raise self._failure
         rank, mailbox, begun = frame.metadata["rank"], frame.metadata["mailbox"], self._members.begun
@@ -235,7 +241,7 @@ class ControlService:
 
     def _welcome(self) -> Frame | str:
         if self._failure is not None:
-            return _error_frame(self._failure)
+            return error_frame(self._failure)
         return Frame("welcome", self._membership()) if self._members.begun else "arrivals"
 
     def _membership(self) -> Metadata:
@@ -263,11 +269,11 @@ class ControlService:
         self._failure = self._failure or error
         self._answer(self._waiting.news("arrivals"))
 
-    def _end(self, peer: _Peer, reason: str) -> None:
+    def _end(self, peer: Peer, reason: str) -> None:
         peer.reason = reason
         peer.connection.stop_receiving()
 
-    def _ended(self, peer: _Peer) -> None:
+    def _ended(self, peer: Peer) -> None:
         self._waiting.forget(peer)
         if peer.rank is not None and self._peers.get(peer.rank) is peer:
             del self._peers[peer.rank]
@@ -281,16 +287,15 @@ class ControlService:
         if not self._members.begun:
             self._fail(PacelineError(f"Rank {rank} was lost before all ranks had arrived: {reason}."))
         # A group that was being formed will not be complete: who waits for a key may wait for the lost rank's.
-        told = _error_frame(self._failure or PacelineError(f"Rank {rank} was lost: {reason}."))
+        told = error_frame(self._failure or PacelineError(f"Rank {rank} was lost: {reason}."))
         for peer, sequence in self._waiting.give_up(about_a_key):
             self._send(peer, told, sequence)
 
     def _release(self, ranks: list[int]) -> None:
-        if self._ledger is not None:
-            for rank in ranks:
-                self._ledger.release(rank)
+        for rank in ranks if self._ledger is not None else []:
+            self._opened().release(rank)
 
-    def _leave(self, peer: _Peer, frame: Frame) -> Answer:
+    def _leave(self, peer: Peer, frame: Frame) -> Answer:
         rank = self._member(peer)
         del self._peers[rank]
         peer.rank = None
@@ -302,17 +307,16 @@ class ControlService:
             self._announce()
         return DONE
 
-    def _heartbeat(self, peer: _Peer, frame: Frame) -> Answer:
+    def _heartbeat(self, peer: Peer, frame: Frame) -> None:
         if peer.rank is not None:
             self._metrics[peer.rank] = frame.metadata["metrics"]
-        return None
 
-    def _signal(self, peer: _Peer, frame: Frame) -> Answer:
+    def _signal(self, peer: Peer, frame: Frame) -> Answer:
         if self._signals.add(**frame.metadata):
             self._push(Frame("signalled", {"round": frame.metadata["round"]}))
         return None
 
-    def _member(self, peer: _Peer) -> int:
+    def _member(self, peer: Peer) -> int:
         if peer.rank is None:
             raise PacelineError("Only a rank of the run may ask for that.", remedy="Say hello first.")
         return peer.rank
@@ -329,7 +333,7 @@ class ControlService:
 
     # ---- samples
 
-    def _open_ledger(self, peer: _Peer, frame: Frame) -> Answer:
+    def _open_ledger(self, peer: Peer, frame: Frame) -> Answer:
         rank, terms = self._member(peer), frame.metadata
         if self._ledger is None:
             data = (terms["samples"], terms["epochs"], terms["micro_batch"])
@@ -349,26 +353,25 @@ class ControlService:
             raise PacelineError("No rank has opened the data yet.", remedy="Make the loader before asking for samples.")
         return self._ledger
 
-    def _lease(self, peer: _Peer, frame: Frame) -> Answer:
+    def _lease(self, peer: Peer, frame: Frame) -> Answer:
         ledger = self._opened()
         leases = ledger.lease(self._member(peer), frame.metadata["micro_batches"])
         return Frame("leased", {"ranges": to_spans(leases), "complete": ledger.complete})
 
-    def _progress(self, peer: _Peer, frame: Frame) -> Answer:
+    def _progress(self, peer: Peer, frame: Frame) -> Answer:
         if peer.rank is not None:  # a heartbeat may still tell it after the farewell
             self._opened().settle(frame.metadata["samples"])
             self._release(self._doubts.heard(peer.rank, frame.metadata["generation"]))
         return None
 
-    def _discard(self, peer: _Peer, frame: Frame) -> Answer:
+    def _discard(self, peer: Peer, frame: Frame) -> None:
         self._opened().discard(self._member(peer), to_ranges(frame.metadata["ranges"]), frame.metadata["reason"])
-        return None
 
-    def _give_back(self, peer: _Peer, frame: Frame) -> Answer:
+    def _give_back(self, peer: Peer, frame: Frame) -> Answer:
         self._opened().give_back(self._member(peer), to_ranges(frame.metadata["ranges"]))
         return DONE
 
-    def _snapshot(self, peer: _Peer, frame: Frame) -> Answer:
+    def _snapshot(self, peer: Peer, frame: Frame) -> Answer:
         ledger = self._opened()
         ledger.settle(frame.metadata["samples"])
         return Frame("ranges", {"ranges": to_spans(ledger.settled)})
@@ -386,15 +389,11 @@ class ControlService:
             raise PacelineError("The membership has changed while a group was being formed.")
         return answer
 
-    def _store_set(self, peer: _Peer, frame: Frame) -> Answer:
+    def _store_set(self, peer: Peer, frame: Frame) -> Answer:
         self._put(frame.metadata["key"], b"".join(frame.buffers))
         return DONE
 
-    def _store_add(self, peer: _Peer, frame: Frame) -> Answer:
+    def _store_add(self, peer: Peer, frame: Frame) -> Answer:
         total = self._keys.number(frame.metadata["key"]) + frame.metadata["amount"]
         self._put(frame.metadata["key"], str(total).encode())
         return Frame("sum", {"value": total})
-
-
-def _error_frame(error: PacelineError) -> Frame:
-    return Frame("error", {"what": error.what, "where": error.where, "cause": error.cause, "remedy": error.remedy})

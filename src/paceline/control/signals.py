@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 REMEMBERED = 1024  # ranks are at most a few rounds apart; nobody asks about what was signalled a thousand rounds ago
 
 
@@ -37,3 +39,16 @@ class RoundSignals:
 
     def __contains__(self, round_number: int) -> bool:
         return round_number in self._rounds
+
+    @property
+    def rounds(self) -> list[int]:
+        """Those that are remembered, in the order of signalling."""
+        return list(self._rounds)
+
+    def state(self) -> list[list[Any]]:
+        """As JSON can carry it: the rounds, and the samples of those that are being counted."""
+        return [self.rounds, [[number, samples] for number, samples in self._samples.items()]]
+
+    def restore(self, state: list[list[Any]]) -> None:
+        self._rounds = dict.fromkeys(state[0])
+        self._samples = dict(state[1])

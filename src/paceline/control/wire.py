@@ -60,6 +60,11 @@ class Frame:
     sequence: int = 0
 
 
+def error_frame(error: PacelineError) -> Frame:
+    """The answer that something could not be done."""
+    return Frame("error", {"what": error.what, "where": error.where, "cause": error.cause, "remedy": error.remedy})
+
+
 def plain_memory(length: int) -> memoryview:
     return memoryview(bytearray(length))
 
@@ -104,7 +109,8 @@ def read_frame(fill: Fill, payload_limit: int, allocate: Allocate = plain_memory
     if sum(lengths) != payload:
         raise WireError("its buffers do not add up to its payload")
     kind, metadata = _open_envelope(bytes(envelope[: kind_length + metadata_length]), kind_length)
-    return Frame(kind, metadata, [_filled(fill, allocate(length)) for length in lengths], generation, sequence)
+    buffers = [_filled(fill, _memory(allocate, length)) for length in lengths]
+    return Frame(kind, metadata, buffers, generation, sequence)
 
 
 def _open_envelope(envelope: bytes, kind_length: int) -> tuple[str, Metadata]:
@@ -117,6 +123,13 @@ def _open_envelope(envelope: bytes, kind_length: int) -> tuple[str, Metadata]:
     if wrong:
         raise WireError(wrong)
     return kind, metadata
+
+
+def _memory(allocate: Allocate, length: int) -> memoryview:
+    try:
+        return allocate(length)
+    except (MemoryError, RuntimeError) as error:  # the second is torch's
+        raise WireError(f"there is no memory for its {length} bytes") from error
 
 
 def _filled(fill: Fill, memory: memoryview) -> memoryview:

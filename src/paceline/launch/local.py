@@ -1,7 +1,7 @@
 """Starts the ranks of a run as processes of this machine, watches them, and ends every one of them.
 
-The launcher hosts the control plane, so it outlives any rank, and it sees a death at once (a child's exit), where a
-heartbeat would need seconds.
+The control plane is a child of the launcher, so it outlives any rank, and is started again if it dies. The launcher
+sees a rank's death at once (its exit), where a heartbeat would need seconds, and tells the control plane.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from paceline.control.service import ControlService
+from paceline.control.client import ControlClient
+from paceline.errors import PacelineError
+from paceline.launch.hosted import HostedService
 from paceline.launch.surroundings import card_of, environment_of
 
 POLL_SECONDS = 0.05
+JOIN_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
 KILL_SECONDS = 5.0  # between asking to end and ending
+LAST_LINES = 200  # of a rank's errors: a long traceback, and what was said before it
 
 
 @dataclass
@@ -54,8 +59,7 @@ def launch(
     port: int = 0,
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
-    join_timeout: float = 120.0,
-    heartbeat_timeout: float = 10.0,
+    **timeouts: float,
 ) -> Launch:
     """Run the command once for every rank and wait for all.
 
@@ -66,20 +70,24 @@ def launch(
         port: of the control plane; 0 takes a free one.
         environment: further variables; `roles.environment_of_servers` says how many ranks, the last ones, serve.
         quiet: keep what the ranks print for `logs/` alone.
-        join_timeout: seconds until a rank that has not arrived is given up.
-        heartbeat_timeout: seconds of silence after which a rank that hangs is given up.
+        timeouts: in seconds: `join_timeout`, until a rank that has not arrived is given up, 120 by default;
+            `heartbeat_timeout`, of silence after which a rank that hangs is given up; `return_timeout`, until ranks
+            give up a control plane that has died and does not come back.
     """
     secret = secrets.token_bytes(32)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with ControlService(
-        nproc, secret, port=port, join_timeout=join_timeout, heartbeat_timeout=heartbeat_timeout
-    ) as service:
+    timeouts = {"join_timeout": JOIN_SECONDS, **timeouts}
+    with (
+        _ended_by_sigterm(),
+        HostedService(nproc, secret, "127.0.0.1", folder, port, **timeouts) as service,
+        ControlClient(service.address, secret, nproc) as control,
+    ):
         shared = {**os.environ, **(environment or {}), **environment_of(card_of(service.address, folder, secret))}
         shared |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "PYTHONUNBUFFERED": "1"}
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too
         children = Children(command, nproc, shared, folder / "logs", quiet)
         try:
-            return children.watch(service)
+            return children.watch(control)
         finally:
             children.end_all()
 
@@ -128,15 +136,16 @@ class Children:
                 log.write(line)
                 log.flush()
             if target is sys.stderr:
-                self._last_words[rank] = [*self._last_words[rank][-40:], line.rstrip("\n")]
+                self._last_words[rank] = [*self._last_words[rank][-LAST_LINES:], line.rstrip("\n")]
             if not self._quiet:
                 with self._printing:
                     print(f"[rank {rank}] {line}", end="", file=target, flush=True)
         stream.close()
 
-    def watch(self, service: ControlService) -> Launch:
+    def watch(self, control: ControlClient) -> Launch:
         """Until all have ended, or some time after the first has failed."""
         first_failed, give_up_at = None, float("inf")
+        failed: set[int] = set()
         told: set[int] = set()
         while len(told) < len(self._processes) and time.monotonic() < give_up_at:
             for rank, process in enumerate(self._processes):
@@ -145,20 +154,26 @@ class Children:
                     continue
                 told.add(rank)
                 if code != 0:
-                    service.report_exit(rank, _in_words(code))
+                    self._report(control, rank, _in_words(code))
                     first_failed = rank if first_failed is None else first_failed
-                if first_failed is not None and not self._goes_on(service, told):
+                    failed.add(rank)
+                if first_failed is not None and not self._goes_on(control, told):
                     give_up_at = min(give_up_at, time.monotonic() + GRACE_SECONDS)
             time.sleep(POLL_SECONDS)
         self.end_all()
         codes = [process.returncode for process in self._processes]
-        state = service.status()
+        state = _status(control)
         lost = sorted(map(int, state["lost"])) if state["survives"] and 0 in codes else []
-        return Launch(codes, None if lost else first_failed, self._last_words, lost)
+        return Launch(codes, None if lost else _first(state, failed, first_failed), self._last_words, lost)
 
-    def _goes_on(self, service: ControlService, ended: set[int]) -> bool:
+    @staticmethod
+    def _report(control: ControlClient, rank: int, reason: str) -> None:
+        with suppress(PacelineError):  # the control plane is gone for good: the ranks will say so themselves
+            control.report_exit(rank, reason)
+
+    def _goes_on(self, control: ControlClient, ended: set[int]) -> bool:
         """Whether the run goes on without lost ranks, and not all that still runs is lost."""
-        state, running = service.status(), set(range(len(self._processes))) - ended
+        state, running = _status(control), set(range(len(self._processes))) - ended
         return bool(state["survives"]) and not running <= set(map(int, state["lost"]))
 
     def end_all(self) -> None:
@@ -177,6 +192,36 @@ class Children:
             reader.join(KILL_SECONDS)  # a grandchild may hold the pipe open
 
 
+def _status(control: ControlClient) -> dict[str, Any]:
+    try:
+        return control.status()
+    except PacelineError:  # it is gone for good, and nobody can go on
+        return {"lost": {}, "survives": False}
+
+
+def _first(state: dict[str, Any], failed: set[int], first_seen: int | None) -> int | None:
+    """Who failed first, of those that ended by themselves. A rank that fails says so to the control plane before its
+    process ends, and the others may have ended before it has: so whom the control plane lost first counts more."""
+    return next((int(rank) for rank in state["lost"] if int(rank) in failed), first_seen)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that whatever was started is ended. Only main threads hear signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _close_after(log: IO[str], readers: list[threading.Thread]) -> None:
     for reader in readers:
         reader.join()
@@ -188,6 +233,7 @@ def _in_words(code: int) -> str:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child: if the launcher dies, however it dies, the kernel ends the child too."""
+    """Runs in the child: if the launcher dies, however it dies, the kernel ends the child too. Not by SIGTERM, which
+    a script may not heed."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

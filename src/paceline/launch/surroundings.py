@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from paceline.launch.hosted import HostedService
 from paceline.launch.roles import SERVERS, Servers, place, serving_ranks
 
 CONTROL, SECRET, FOLDER, ORIGIN = "PACELINE_CONTROL", "PACELINE_SECRET", "PACELINE_FOLDER", "PACELINE_ORIGIN"
+_given: dict[str, str] = {}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -136,20 +138,36 @@ def environment_of(card: dict[str, str]) -> dict[str, str]:
 
 
 def _from_environment() -> dict[str, str]:
-    names = {"control": CONTROL, "secret": SECRET, "folder": FOLDER, "origin": ORIGIN}
-    return {key: os.environ[name] for key, name in names.items()}
+    names = {"control": CONTROL, "folder": FOLDER, "origin": ORIGIN}
+    return {"secret": _given_secret() or "", **{key: os.environ[name] for key, name in names.items()}}
+
+
+def _given_secret() -> str | None:
+    """The secret that this process was started with. From the first question on it is no longer in the environment:
+    there every program that the script starts would inherit it, and every tool that notes down its surroundings."""
+    if SECRET in os.environ:
+        _given[SECRET] = os.environ.pop(SECRET)
+        if not re.fullmatch(r"([0-9a-fA-F]{2}){16,}", _given[SECRET]):
+            raise PacelineError(
+                f"{SECRET} is no secret: it must be at least 32 hexadecimal digits.",
+                remedy="Make one with `openssl rand -hex 32` and give the same to every rank.",
+            )
+    return _given.get(SECRET)
 
 
 def _host(folder: Path, world_size: int, host: str, join_timeout: float) -> tuple[HostedService, dict[str, str]]:
-    secret = bytes.fromhex(os.environ[SECRET]) if SECRET in os.environ else secrets.token_bytes(32)
-    service = HostedService(world_size, secret, host, join_timeout)
-    return service, card_of(service.address, new_run(folder), secret)
+    given = _given_secret()
+    secret = bytes.fromhex(given) if given else secrets.token_bytes(32)
+    made = new_run(folder)
+    service = HostedService(world_size, secret, host, made, join_timeout=join_timeout)
+    return service, card_of(service.address, made, secret)
 
 
 def _under_torchrun(
     rank: int, world_size: int, folder: Path, join_timeout: float
 ) -> tuple[HostedService | None, dict[str, str]]:
-    """Rank 0 hosts the control plane; torchrun's own store tells the others where it is."""
+    """Rank 0 hosts the control plane; torchrun's own store tells the others where it is. Anybody can read that store:
+    a secret that every rank was started with does not pass through it."""
     from torch._C._distributed_c10d import TCPStore
 
     for needed in ("MASTER_ADDR", "MASTER_PORT"):
@@ -175,9 +193,10 @@ def _under_torchrun(
         service = None
         if rank == 0:
             service, card = _host(folder, world_size, host, join_timeout)
-            store.set(key, json.dumps(card))
+            store.set(key, json.dumps(card if _given_secret() is None else {**card, "secret": ""}))
         else:
             card = json.loads(store.get(key))
+            card["secret"] = card["secret"] or _given_secret() or ""
     except (RuntimeError, OSError) as error:
         raise PacelineError(
             f"Rank {rank} did not find rank 0 at {host}:{os.environ['MASTER_PORT']}.",
