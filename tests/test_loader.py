@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import paceline
 from paceline.control.ledger import order
 from paceline.errors import PacelineError
-from paceline.run.loader import LeaseSampler, Loader, SharedOrder
+from paceline.run.loader import LeaseSampler, Loader, SharedOrder, balanced_by
 
 NUMBERS = TensorDataset(torch.arange(20))
 
@@ -353,3 +353,26 @@ def test_costs_may_be_a_tensor():
     loader = loader_of(cost=torch.arange(20))
     begin(loader, leases(range(20)))
     assert loader.next_batch() is not None
+
+
+class SparseRows(TensorDataset):
+    nonzeros = torch.arange(20)
+
+
+def test_balance_by_nonzeros_is_a_cost_that_the_dataset_knows():
+    dataset = SparseRows(torch.arange(20))
+    assert balanced_by("nonzeros", None, dataset) is SparseRows.nonzeros
+    assert balanced_by("samples", None, dataset) is None and balanced_by("samples", [1.0], dataset) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("balance", "cost", "dataset", "complaint"),
+    [
+        ("nonzeros", None, NUMBERS, "does not say how many a sample has.*has `nonzeros`"),
+        ("nonzeros", [1.0] * 20, SparseRows(torch.arange(20)), "Costs are given as well.*either one"),
+        ("nonzero", None, NUMBERS, "no balance 'nonzero'. Did you mean 'nonzeros'"),
+    ],
+)
+def test_a_balance_that_makes_no_sense_is_refused(balance, cost, dataset, complaint):
+    with pytest.raises(PacelineError, match=complaint):
+        balanced_by(balance, cost, dataset)

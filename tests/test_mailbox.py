@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -125,10 +128,34 @@ def test_what_nobody_reads_waits_at_the_sender(monkeypatch):
         for _ in range(8):
             message = take(made[0])
             taken.append((message.sender, message.kind))
-            assert made[0]._unread <= 2 * 1200, "of each sender one message that has begun, and no more"
+            assert 1200 <= made[0]._unread <= 2 * 1200, "of each sender one message that has begun, and no more"
         assert [kind for sender, kind in taken if sender == 1] == list("0123")
         assert [kind for sender, kind in taken if sender == 2] == list("0123")
+        assert made[0]._unread == 1200, "the last one is being worked with"
+        made[0].receive()
         assert made[0]._unread == 0
+
+
+def test_what_was_read_and_sent_leaves_no_memory_behind():
+    """A message may be as large as the model: threads that wait for the next one must not hold the last one."""
+    held: list[weakref.ref[Any]] = []
+    made_memory, copied = module.torch_memory, module._copied_bytes
+
+    def watched(memory: memoryview) -> memoryview:
+        held.append(weakref.ref(memory.obj))
+        return memory
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "torch_memory", lambda length: watched(made_memory(length)))
+        patch.setattr(module, "_copied_bytes", lambda tensor: watched(copied(tensor)))
+        with boxes(2) as made:
+            made[0].send(1, "large", [torch.zeros(1000)])
+            take(made[1])
+            made[1].receive()  # whoever asks for the next one is through with the last
+            deadline = time.monotonic() + SECONDS
+            while any(memory() is not None for memory in held) and time.monotonic() < deadline:
+                time.sleep(0.001)  # the sender's thread may not have heard yet that all of it has left
+            assert len(held) == 2 and all(memory() is None for memory in held)
 
 
 def test_the_end_of_a_peer_is_told_and_named():

@@ -134,17 +134,13 @@ def test_a_worker_tells_its_device_how_many_samples_a_micro_batch_has(
     told: list[int] = []
 
     class Device(EmulatedDevice):
-        def __init__(self, *_: object, **__: object) -> None:
-            super().__init__(repeat(0.0), 0.0, 1)
-
         def micro_batch(self, samples: int) -> Any:
             told.append(samples)
             return super().micro_batch(samples)
 
-    monkeypatch.setattr(worker, "EmulatedDevice", Device)
     monkeypatch.chdir(tmp_path)
     spec = RaceSpec(strategies=("all-reduce",), speeds=(1.0,), workload="synthetic", seconds=2.0)
-    worker.train(spec, synthetic(40, 4, 3), "all-reduce", 0.02)
+    worker.train(spec, synthetic(40, 4, 3), "all-reduce", lambda run: Device(repeat(0.0), 0.0, 1))
     assert told[:4] == [32, 8, 32, 8], "an epoch of 40 samples ends with a small one"
 
 

@@ -247,7 +247,8 @@ def test_a_simulated_race_looks_at_the_mean_of_all_models(
 def test_a_worker_of_its_own_averages_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     spec = RaceSpec(strategies=("ad-psgd",), speeds=(1.0,), workload="synthetic", seconds=0.3)
-    worker.train(spec, synthetic(40, 4, 3), "ad-psgd", 0.005)
+    workload = synthetic(40, 4, 3)
+    worker.train(spec, workload, "ad-psgd", partial(worker.emulated, spec, workload, 0.005))
     [folder] = tmp_path.rglob("events")
     metrics = [event for event in read_events(folder) if event["kind"] == "metric"]
     assert len(metrics) >= 2 and metrics[-1]["samples"] > 0

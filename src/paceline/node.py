@@ -195,9 +195,15 @@ class Node(ABC):
         default as much as it has samples. One of no weight brings no model."""
 
     @abstractmethod
+    def movement(self, model: Tensor, common: Tensor, weight: float, count: int, samples: list[range]) -> Gradient:
+        """The same, for a model that may be large and may have left the parameters behind: a contribution by how far it
+        has moved from a `common` one that all ranks hold alike. Only what some rank has moved travels. Neither tensor
+        may change until all have arrived; then `common` is the mean of the models, each by its weight, in place."""
+
+    @abstractmethod
     def adopt(self, total: Gradient) -> None:
-        """The mean of all ranks' `model` contributions, each by its weight, or the `mean_model`, becomes the
-        parameters."""
+        """The mean of all ranks' `model` or `movement` contributions, each by its weight, or the `mean_model`, becomes
+        the parameters."""
 
     @abstractmethod
     def settle(self, gradient: Gradient) -> None:

@@ -35,8 +35,7 @@ from paceline.strategies.strategy import Strategy
 from paceline.summary import account
 
 SAMPLES, MICRO_BATCH, FEATURES = 203, 8, 5  # 203: the last micro-batch of an epoch is a short one
-LEARNING_RATE = 0.05
-UNEQUAL = (1.0, 0.7, 0.25)
+LEARNING_RATE, UNEQUAL = 0.05, (1.0, 0.7, 0.25)
 GIVEN_UP_ROUND = 1_000_013  # signals are for good: no other may have the number
 DISCARDED, WARNED = "the probe has no use for it", "The probe warns."  # in the record of a probed backend
 
@@ -62,12 +61,8 @@ class Trial:
 
     def run(self) -> Trial:
         workers = len(self.speeds)
-        alone = Cluster.from_speeds(
-            self.speeds,
-            jitter=LogNormal(sigma=0.2),
-            network=Network(latency=0.002, bandwidth=1e9),
-            seed=self.seed,
-        )
+        network = Network(latency=0.002, bandwidth=1e9)
+        alone = Cluster.from_speeds(self.speeds, jitter=LogNormal(sigma=0.2), network=network, seed=self.seed)
         cluster = replace(alone, servers=self.strategy.servers_for(workers))
         learners = [self.learner(rank) for rank in range(cluster.ranks)]
         self.first = learners[0].parameters.clone()
@@ -293,15 +288,19 @@ class BackendProbe(Strategy):
         node.apply(await node.all_reduce(late))
 
     async def _models(self, node: Node) -> None:
-        for weight in (None, node.rank / 8):
-            own = await node.gradient()
+        for weight in (None, node.rank / 8, -1.0 - node.rank):  # below zero: as a movement, while the parameters go on
+            common, own = node.parameters.clone(), await node.gradient()
             node.apply(own)
-            part = own.count if weight is None else weight
-            parts, sums = node.all_gather(part), node.all_gather(float(node.parameters.double().sum()) * part)
-            node.adopt(await node.all_reduce(node.model(own.count, own.samples, weight)))
+            left, part = node.parameters.clone(), own.count if weight is None else abs(weight)
+            parts, sums = node.all_gather(part), node.all_gather(float(left.double().sum()) * part)
+            moved = node.movement(left, common, part, own.count, own.samples)
+            work = node.all_reduce(moved if (weight or 0) < 0 else node.model(own.count, own.samples, weight))
+            node.parameters.add_(1.0)
+            node.adopt(await work)
             mean = sum(await sums) / sum(await parts)
             assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), f"the mean by {weight}"
             await self._same_parameters(node)
+        assert torch.equal(node.parameters, common), "the common model is merged in place"
         node.adopt(await node.all_reduce(node.model(0, [])))
         await self._same_parameters(node)
 

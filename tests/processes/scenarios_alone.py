@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import paceline
@@ -131,7 +132,8 @@ def train_served(
 def race(strategy: str, seconds: float) -> Facts:
     """One rank of a race, as the race starts it."""
     spec = RaceSpec(strategies=(strategy,), speeds=(1.0, 0.6, 0.3), workload="synthetic", seconds=seconds)
-    worker.train(spec, synthetic(256, 4, 3), strategy, 0.004)
+    workload = synthetic(256, 4, 3)
+    worker.train(spec, workload, strategy, partial(worker.emulated, spec, workload, 0.004))
     return {"seen": []}
 
 

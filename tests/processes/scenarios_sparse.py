@@ -45,7 +45,7 @@ class Table(nn.Module):
 def train_sparse(strategy: str, samples: int, micro_batch: int = 4, cost: bool = False, **options: Any) -> Facts:
     """An ordinary loop over sparse rows with sparse gradients; `cost` asks for micro-batches of equal non-zeros."""
     model, data = Table(sparse=True), bags(samples)
-    weights = {"cost": data.x.sizes.tolist()} if cost else {}
+    weights = {"balance": "nonzeros"} if cost else {}
     with paceline.Run(strategy) as run:
         loader = run.loader(data, micro_batch=micro_batch, epochs=2, collate_fn=data.collate, **weights, **options)
         driven = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)

@@ -69,6 +69,28 @@ def test_what_a_checkpoint_holds_is_where_the_next_run_begins(
     assert nothing_left or any(fact.get("start_applied") == len(used) for fact in second.facts)
 
 
+ANOTHER = [
+    ("all-reduce", "abs-sgd"),
+    ("abs-sgd", "gssp"),
+    ("gssp", "local-sgd"),
+    ("adaptive-sgd:mega_batch=16", "balanced"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), ANOTHER)
+def test_another_strategy_goes_on_with_the_same_model(ranks: Ranks, before: str, after: str) -> None:
+    first = ranks("train_saving", 3, strategy=before, samples=SAMPLES, epochs=EPOCHS, save_at=[1])
+    (path,) = checkpoints(first)
+    saved, used = read(path), used_by(path)
+    second = ranks("train_saving", 2, strategy=after, samples=SAMPLES, epochs=EPOCHS, resume=True)
+    assert {fact["taken"] for fact in second.facts} == {str(path)}
+    everything = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES))
+    assert Counter(used) + second.seen == everything
+    for fact in second.facts:
+        if fact.get("start_applied") == len(used):  # it came before any step of the new run
+            assert fact["start"]["model"] == {name: tensor.tolist() for name, tensor in saved.tensors["model"].items()}
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(ranks: Ranks) -> None:
     options = {"strategy": "abs-sgd", "samples": SAMPLES, "epochs": EPOCHS}
     first = ranks("train_saving", 2, **options, save_at=[1, 2])

@@ -120,7 +120,10 @@ def used_by(path: Path, samples: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("strategy", "workers", "servers"),
-    [("ssp:overlap=always", 2, 2), ("gssp:grouping=0/1:parts=2:compress=top-k:ratio=0.5", 2, 4)],
+    [
+        ("ssp:overlap=always:delay_cure=none", 2, 2),
+        ("gssp:grouping=0/1:parts=2:compress=top-k:ratio=0.5:delay_cure=none", 2, 4),
+    ],
 )
 def test_a_run_goes_on_from_its_servers_momentum(ranks: Ranks, strategy: str, workers: int, servers: int) -> None:
     options = {"strategy": strategy, "servers": servers, "samples": 61}
@@ -142,6 +145,19 @@ def test_a_run_goes_on_from_its_servers_momentum(ranks: Ranks, strategy: str, wo
     assert {fact["applied"] for fact in second.facts} == {EPOCHS * 61}
     for fact in second.facts[workers:]:
         assert fact["first"] == momenta, "before a server's first step"
+
+
+def test_a_checkpoint_holds_the_momentum_that_a_worker_keeps(ranks: Ranks) -> None:
+    """The first worker's: all go on from it."""
+    options = {"strategy": "ssp", "servers": 1, "samples": 61}
+    first = ranks("train_served", 3, **options, save_after={"1": 4})
+    [path] = (first.folder / "checkpoints").glob("round-*")
+    saved = read(path)
+    size = sum(tensor.numel() for tensor in saved.tensors["model"].values())
+    assert saved.tensors["strategy"]["velocity"].shape == (size,) and saved.tensors["strategy"]["velocity"].any()
+    assert not any("momentum" in name for name in saved.tensors["optimizer"]), "the server has none"
+    second = ranks("train_served", 3, **options, resume=True)
+    assert {fact["applied"] for fact in second.facts} == {EPOCHS * 61}
 
 
 # ---- wrong numbers of ranks

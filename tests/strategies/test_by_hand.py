@@ -93,7 +93,7 @@ class HandNode(Node):
         raise AssertionError("these strategies do not ask for it")
 
     all_gather = send = receive = signal = signalled = count = discard = model = adopt = _unasked
-    settle = mean_model = hand_in = take_back = step = settle_for = learned = now = tell = _unasked
+    settle = mean_model = hand_in = take_back = step = settle_for = learned = now = tell = movement = _unasked
     sizes, epoch = (1,), 0
     called_together = False
 

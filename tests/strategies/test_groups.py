@@ -221,3 +221,32 @@ def test_every_strategy_says_how_many_servers_it_takes() -> None:
             strategy.check_servers(workers, strategy.servers_for(workers))
     assert [create("gssp").servers_for(workers) for workers in (1, 3, 9)] == [1, 3, 4]
     assert create("gssp:grouping=0/1-2:exchange=global:parts=2").servers_for(3) == 6
+
+
+def test_nobody_waits_for_others_before_speeds_are_known(play: Play) -> None:
+    """Groups are not of similar speed yet: who waited then would wait for the slowest of all."""
+    played = play(create("gssp:staleness=1"), served((1.0, 0.2, 1.0, 0.2), 2), samples=400, epochs=3)
+    formed = min(event["t"] for event in played.of_kind("note"))
+    done = []
+    for rank in range(4):
+        early = [event for event in played.of_kind("compute", rank) if event["end"] < formed]
+        for before, after in pairwise(early):
+            assert after["t"] - before["end"] == pytest.approx(2 * 0.01, abs=1e-9), "there and back, and no more"
+        done.append(len(early))
+    assert min(done[0], done[2]) > 3 + max(done[1], done[3]), "a bound of 1 would have held them"
+    assert groups_of(played, 4)[0][-1] != groups_of(played, 4)[1][-1]
+
+
+def test_the_bound_holds_from_when_groups_are_formed(play: Play) -> None:
+    """The two of a group differ by less than groups do, and the faster of them is held."""
+    played = play(create("gssp:staleness=1:regroup=False"), served((1.0, 0.85, 0.25, 0.21), 2), samples=400, epochs=6)
+    formed = max(m.t for m in played.sent if m.what in ("groups", "join"))
+    over = min(m.t for m in played.sent if m.what == "leaves")  # nobody waits for one without data
+    for fast, slow in ((0, 1), (2, 3)):
+        ends = sorted((e["end"], rank) for rank in (fast, slow) for e in played.of_kind("compute", rank))
+        lead, most = 0, 0
+        for end, rank in ends:
+            if formed + 0.1 < end < over:
+                lead += 1 if rank == fast else -1
+                most = max(most, lead)
+        assert 1 <= most <= 3, "s + 1, and one more that began before"

@@ -30,6 +30,7 @@ from paceline.summary import account
 Play = Callable[..., Any]
 RATE = 0.05
 SPEEDS = (1.0, 0.7, 0.25, 0.5)
+UNCURED = "delay_cure=none"  # then every gradient is taken at parameters that a server has had
 OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, lr=RATE),
     "momentum": partial(torch.optim.SGD, lr=RATE / 4, momentum=0.9),
@@ -170,7 +171,7 @@ def check_staleness(played: Any, workers: int, low: float, high: float, lock_ste
 def test_no_gradient_lacks_more_than_the_bound_allows(
     play: Play, speeds: list[float], bound: str, overlap: str, latency: float, sigma: float, seed: int
 ) -> None:
-    strategy: Any = create(f"{bound}:overlap={overlap}")
+    strategy: Any = create(f"{bound}:overlap={overlap}:{UNCURED}")
     played = play(strategy, served(speeds, 1, latency, sigma, seed), optimizer=OPTIMIZERS["sgd"], samples=100)
     low, high = strategy.bound.low, strategy.bound.high
     check_staleness(played, len(speeds), low, high, lock_step=high == 0)
@@ -180,14 +181,14 @@ def test_no_gradient_lacks_more_than_the_bound_allows(
 def test_the_bound_is_reached_and_holds_the_fast_back(play: Play) -> None:
     """Else the test above would not see a bound that is too narrow, or none at all."""
     for staleness in (0, 1, 3):
-        played = play(create(f"ssp:staleness={staleness}"), served((1.0, 0.1)), samples=200, epochs=1)
+        played = play(create(f"ssp:staleness={staleness}:{UNCURED}"), served((1.0, 0.1)), samples=200, epochs=1)
         done, lead = Counter[int](), 0
         for _, worker, _, _ in pushes(played, 2):
             done[worker] += 1
             lead = max(lead, done[0] - done[1])
         assert lead >= staleness + 1
         check_staleness(played, 2, staleness, staleness, lock_step=staleness == 0)
-    played = play(create("asp"), served((1.0, 0.1)), samples=200, epochs=1)
+    played = play(create(f"asp:{UNCURED}"), served((1.0, 0.1)), samples=200, epochs=1)
     with pytest.raises(AssertionError):
         check_staleness(played, 2, 3, 3)
 
@@ -226,7 +227,7 @@ def test_a_push_counts_as_one_of_all_workers_and_a_short_one_less(play: Play, te
 
 def test_a_late_push_counts_less(play: Play) -> None:
     """η·N/max(N, delay), on top of what it would count."""
-    played = play(create("asp:adapt_lr"), served((1.0, 1.0, 0.1)), samples=200)
+    played = play(create(f"asp:adapt_lr:{UNCURED}"), served((1.0, 1.0, 0.1)), samples=200)
     events = played.of_kind("step", 3)
     assert max(event["delay"] for event in events) > 6 and min(event["delay"] for event in events) < 3
     for event, step in zip(events, played.stepped[3], strict=True):
@@ -333,7 +334,7 @@ def test_a_global_servers_parameters_become_the_groups(play: Play, monkeypatch: 
     close(played.path[-1], held[-1])
 
 
-@pytest.mark.parametrize("text", ["bsp", "ssp:staleness=2", "gssp:grouping=0-3:staleness=0"])
+@pytest.mark.parametrize("text", ["bsp", f"ssp:staleness=2:{UNCURED}", "gssp:grouping=0-3:staleness=0"])
 def test_who_comes_late_is_waited_for_from_the_first_iteration_on(play: Play, text: str) -> None:
     """Else the first rounds of BSP would be of those who happen to be there."""
     strategy: Any = create(text)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
 
-from paceline.backends.driver import WaitableWork
+from paceline.backends.driver import NAMING_SECONDS, WaitableWork
+from paceline.backends.merge_work import MergeWork
+from paceline.backends.movement import Movement
 from paceline.errors import PacelineError
 
 T = TypeVar("T")
 SLICE = timedelta(seconds=0.25)
 # The heartbeat finds a dead or hanging peer; torch's own time-out is the last resort behind it.
 LAST_RESORT = timedelta(minutes=30)
-# A broken socket is seen at once; who broke it is known a little later.
-NAMING_SECONDS = 3.0
 
 
 class Collectives:
@@ -54,6 +54,8 @@ class Collectives:
         self._adding = c10d.AllreduceOptions()
         self._adding.reduceOp = c10d.ReduceOp(c10d.ReduceOp.SUM)
         self._group: Any = None
+        self._merging: Any = None  # a group of its own
+        self._last_merge: MergeWork[Any] | None = None
         self.renew(ranks, generation)
 
     def renew(self, ranks: Sequence[int], generation: int) -> None:
@@ -61,24 +63,37 @@ class Collectives:
         if self._group is not None:
             self.abandon()
         self.ranks, self.generation = list(ranks), generation
-        store, place = self._store_of(generation), self.ranks.index(self.rank)
+        self._group = self._made(self._store_of(generation))
+
+    def _made(self, store: c10d.Store) -> Any:
+        place = self.ranks.index(self.rank)
         made: Any = c10d  # its stubs lack the constructors
         if self.device.type == "cuda":
             options = made.ProcessGroupNCCL.Options()
             options._timeout = LAST_RESORT
-            self._group = made.ProcessGroupNCCL(store, place, len(self.ranks), options)
-        else:
-            gloo = made.ProcessGroupGloo
-            options = gloo._Options()
-            options._timeout = LAST_RESORT
-            device = gloo.create_device(hostname="127.0.0.1") if self._loopback else gloo.create_default_device()
-            options._devices = [device]
-            self._group = gloo(store, place, len(self.ranks), options)
+            return made.ProcessGroupNCCL(store, place, len(self.ranks), options)
+        gloo = made.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = LAST_RESORT
+        device = gloo.create_device(hostname="127.0.0.1") if self._loopback else gloo.create_default_device()
+        options._devices = [device]
+        return gloo(store, place, len(self.ranks), options)
 
     def add_up(self, tensor: Tensor, then: Callable[[Tensor], T], name: str) -> CollectiveWork[T]:
         """Start to add the tensor over all ranks, in place; `then` makes the result of it."""
         work = self._group.allreduce([tensor], self._adding)
         return CollectiveWork(work, tensor, then, name, self._check_peers)
+
+    def merge(self, movement: Movement, then: Callable[[], T], name: str) -> MergeWork[T]:
+        """Start to merge all ranks' models, in place, while this rank goes on."""
+        work = MergeWork(self._group_of_merges, movement, then, name, self._check_peers, self._last_merge)
+        self._last_merge = work
+        return work
+
+    def _group_of_merges(self) -> Any:
+        if self._merging is None:
+            self._merging = self._made(c10d.PrefixStore("merges", self._store_of(self.generation)))
+        return self._merging
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Give one rank's tensor to all ranks, in place, now."""
@@ -100,7 +115,8 @@ class Collectives:
     def abandon(self) -> None:
         """Give the group up with work in flight. Its destructor would wait for that until the last resort, and the
         process could not end while a peer hangs; so the group is never destroyed."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        for group in (self._group, self._merging):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 class CollectiveWork(WaitableWork[T]):

@@ -14,6 +14,7 @@ from paceline.strategies.strategy import Strategy
 
 T = TypeVar("T")
 LOOK_AROUND_SECONDS = 0.25  # how soon a rank that waits notices that another is lost
+NAMING_SECONDS = 3.0  # a broken socket is seen at once; who broke it is known a little later
 
 
 class WaitableWork(Work[T]):

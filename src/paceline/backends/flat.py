@@ -11,6 +11,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from paceline.backends.replica import Replica
 
+TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
+WEIGHT = TRAILER - 1
+
 
 def layout(parameter: Tensor) -> tuple[int, ...]:
     """The strides that a tensor of the parameter's own keeps: `channels_last` stays, a view into another does not."""
@@ -80,6 +83,16 @@ class FlatSum:
                     view.add_(part, alpha=other.count)
         return self
 
+    def leave_out(self) -> None:
+        """There is nothing, or nothing finite, to bring."""
+        self.whole.zero_()
+        self.weight = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """What it weighs on its way."""
+        return self.whole.nbytes
+
     def tensor(self) -> Tensor:
         return self.sums
 
@@ -107,6 +120,12 @@ class FreshGradient:
             else:  # half precision: widen first, multiply then
                 view.copy_(part).mul_(self.count)
         return flat
+
+    def means(self, sparse: bool) -> list[Tensor | None] | None:
+        """The gradients as they are, of a sparse one every row once. None if there are sparse ones, but none may be."""
+        if not sparse and any(part is not None and part.is_sparse for part in self.parts):
+            return None
+        return [part.coalesce() if part is not None and part.is_sparse else part for part in self.parts]
 
     def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
         return self.flat().plus(other)

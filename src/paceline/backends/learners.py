@@ -63,6 +63,12 @@ class Learner(Protocol):
     def model(self, weight: float) -> Values | None:
         """The parameters as a contribution that weighs so much."""
 
+    def movement(self, model: Tensor, common: Tensor, weight: float) -> Values | None:
+        """How far a model has moved from a common one, as a contribution that weighs so much."""
+
+    def travelling(self, contributions: Sequence[Any]) -> int:
+        """Bytes that each rank sends for these of all ranks."""
+
     def share(self, share: Share) -> Values | None:
         """The part of the parameters that it brings to the mean model."""
 
@@ -167,6 +173,12 @@ class TimingLearner:
 
     def model(self, weight: float) -> None:
         return None
+
+    def movement(self, model: Tensor, common: Tensor, weight: float) -> None:
+        return None
+
+    def travelling(self, contributions: Sequence[Any]) -> int:
+        return self.nbytes
 
     def share(self, share: Share) -> None:
         return None

@@ -139,6 +139,9 @@ class LearningNode(DrivenNode):
         weight = count if weight is None else weight
         return Gradient(self.replica.model_contribution(weight) if weight else None, count, samples)
 
+    def movement(self, model: Tensor, common: Tensor, weight: float, count: int, samples: list[range]) -> Gradient:
+        return Gradient(self.replica.movement(model, common, weight), count, samples)
+
     def adopt(self, total: Gradient) -> None:
         self.suspended()
         self.replica.adopt(total)

@@ -74,9 +74,10 @@ def _as_tensor(dtype_name: str, shape: list[int], buffer: memoryview) -> Tensor:
         raise WireError(f"the dtype {dtype_name!r} is unknown")
     if math.prod(shape) * dtype.itemsize != buffer.nbytes:
         raise WireError(f"a tensor of {buffer.nbytes} bytes cannot be {shape} of {dtype_name}")
-    if not buffer.nbytes:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+    try:
+        return torch.frombuffer(buffer, dtype=dtype).view(shape) if buffer.nbytes else torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # of no elements, but with sides too long to multiply
+        raise WireError(f"torch has no tensor of shape {shape}") from error
 
 
 def torch_memory(length: int) -> memoryview:
@@ -136,11 +137,10 @@ class _Link:
 
     def _run(self) -> None:
         try:
-            frame = self._head()
-            while frame is not None:
+            while (frame := self._head()) is not None:
                 self._open().send(frame)
                 self._sent(frame)
-                frame = self._head()
+                del frame  # while there is nothing to send, nothing holds its memory
             if self._connection is not None and self._failure is None:
                 self._connection.send(Frame("farewell"))
         except (OSError, PacelineError) as error:
@@ -230,7 +230,8 @@ class Mailbox:
         self._on_broken = on_broken or (lambda rank, error: None)
         self._lock = threading.Lock()
         self._read = threading.Condition(self._lock)
-        self._unread = 0  # bytes that have memory here and that nobody has taken yet
+        self._unread = 0  # bytes that have memory here and that nobody is through with yet
+        self._at_work: list[Message] = []  # handed out, and counted until the next is asked for
         self._coming = threading.local()  # of those, what the present connection is receiving
         self._roster: Sequence[Address | None] = []
         self._links: dict[int, _Link] = {}
@@ -252,7 +253,7 @@ class Mailbox:
             if generation != self.generation:
                 self.refused += len(self._arrived) + sum(early < generation for early, _ in self._early)
                 while self._arrived:
-                    self._taken(self._arrived.popleft())
+                    self._done_with(self._arrived.popleft())
                 waiting, self._early, self.generation = self._early, [], generation
                 for early, message in waiting:
                     self._accept(early, message)
@@ -283,8 +284,10 @@ class Mailbox:
         """The next message to this rank, from whomever. Several are served in the order of asking."""
         received = Received()
         with self._lock:
+            while self._at_work:
+                self._done_with(self._at_work.pop())
             if self._arrived:
-                received.deliver(self._taken(self._arrived.popleft()))
+                received.deliver(self._handed_out(self._arrived.popleft()))
             elif self._closed:
                 received.deliver(PacelineError("The mailbox was closed."))
             else:
@@ -315,12 +318,17 @@ class Mailbox:
             self._coming.bytes += length
         return torch_memory(length)
 
-    def _taken(self, message: Message) -> Message:
-        """Under the lock: it is no longer in the box."""
+    def _handed_out(self, message: Message) -> Message:
+        """Under the lock: who gets it works with it until it asks for the next one. A server steps with a push of the
+        size of its model: meanwhile no other one takes memory here."""
+        self._at_work.append(message)
+        return message
+
+    def _done_with(self, message: Message) -> None:
+        """Under the lock: its memory is free."""
         if message.sender != self.rank:  # what a rank sends itself has never been received
             self._unread -= sum(tensor.nbytes for tensor in message.tensors)
             self._read.notify_all()
-        return message
 
     def _serve(self, connection: Connection) -> None:
         sender: int | None = None
@@ -331,13 +339,13 @@ class Mailbox:
                 if frame.kind == "introduction":
                     sender = frame.metadata["rank"]
                 elif frame.kind == "message" and sender is not None:
-                    message = to_message(sender, frame)
                     with self._lock:
-                        self._accept(frame.generation, message)
+                        self._accept(frame.generation, to_message(sender, frame))
                 elif frame.kind == "farewell":
                     return
                 else:
                     raise WireError(f"{frame.kind} is nothing that one rank says to another")
+                del frame  # its memory is the message's: until the next one comes nothing here may hold it
         except (OSError, WireError) as error:
             with self._read:
                 self._unread -= self._coming.bytes
@@ -349,11 +357,11 @@ class Mailbox:
         """Under the lock: to the first who waits, or into the box. A generation that we have not yet heard of waits."""
         if generation < self.generation:
             self.refused += 1
-            self._taken(message)
+            self._done_with(message)
         elif generation > self.generation:
             self._early.append((generation, message))
         elif self._receivers:
-            self._receivers.popleft().deliver(self._taken(message))
+            self._receivers.popleft().deliver(self._handed_out(message))
         else:
             self._arrived.append(message)
 

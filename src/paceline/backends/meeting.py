@@ -15,8 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from paceline.backends.collectives import NAMING_SECONDS, Collectives, CollectiveWork
-from paceline.backends.driver import WaitableWork
+from paceline.backends.collectives import Collectives, CollectiveWork
+from paceline.backends.driver import NAMING_SECONDS, WaitableWork
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.node import Gradient

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.backends.collectives import NAMING_SECONDS, Collectives, CollectiveWork
-from paceline.backends.driver import WaitableWork
+from paceline.backends.collectives import Collectives, CollectiveWork
+from paceline.backends.driver import NAMING_SECONDS, WaitableWork
 from paceline.backends.flat import FlatSum
 from paceline.backends.learning_node import LearningNode, Task
 from paceline.backends.mailbox import Mailbox, Received
 from paceline.backends.meeting import Meeting
+from paceline.backends.merge_work import MergeWork
+from paceline.backends.movement import Movement
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import FLAGS, RoundTotal, extra_of, settled_by_others
 from paceline.control.client import ControlClient
@@ -97,8 +99,9 @@ class ProcessNode(LearningNode):
             lost = self.books.settled_since(self.answers_for & self._control.lost.keys())
             told = settled_by_others(extra, self.world_size, lost)
             contribution, _ = self.replica.contribution(own, working, told)
+            assert isinstance(contribution, FlatSum)
             then = self._total_of(contribution, number, None, alone)
-            return self._collectives.add_up(contribution.whole, then, "The mean of models")
+            return self._collectives.add_up(contribution.whole, lambda _: then(), "The mean of models")
 
         return self._fly(Meeting(launch, self._collectives, self._control, self._check_peers, number))
 
@@ -109,13 +112,27 @@ class ProcessNode(LearningNode):
         if not sound and own is not None:
             self._drop_non_finite(own, gradient.samples, round_number)
             own = 0
-        sent, self._sent = contribution.whole.nbytes + self._sent, 0
+        sent, self._sent = contribution.nbytes + self._sent, 0
         self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own or 0, bytes=sent)
 
         then = self._total_of(contribution, round_number, own, alone)
-        work = self._collectives.add_up(contribution.whole, then, f"The all-reduce of round {round_number}")
+        work = self._start(contribution, then, round_number)
         work.round_number = round_number
         return self._fly(work)
+
+    def _start(
+        self, contribution: FlatSum | Movement, then: Callable[[], Gradient], round_number: int
+    ) -> CollectiveWork[Gradient] | MergeWork[Gradient]:
+        if isinstance(contribution, FlatSum):
+            name = f"The all-reduce of round {round_number}"
+            return self._collectives.add_up(contribution.whole, lambda _: then(), name)
+
+        def merged() -> Gradient:
+            self._sent += work.nbytes - contribution.nbytes  # what others alone have moved has travelled too
+            return then()
+
+        work = self._collectives.merge(contribution, merged, f"The merge of round {round_number}")
+        return work
 
     def _beside(self, samples: list[range], of_models: bool, note: float) -> tuple[int, list[float], int]:
         """The next round's number; what this rank sends along beside the sums; and how much of it was known here."""
@@ -128,9 +145,9 @@ class ProcessNode(LearningNode):
         return round_number, extra, alone
 
     def _total_of(
-        self, contribution: FlatSum, round_number: int, own: int | None, alone: int
-    ) -> Callable[[Tensor], Gradient]:
-        def as_total(_: Tensor) -> Gradient:
+        self, contribution: FlatSum | Movement, round_number: int, own: int | None, alone: int
+    ) -> Callable[[], Gradient]:
+        def as_total() -> Gradient:
             together, working, sums = self.replica.total(contribution)
             total = RoundTotal(together, round_number, own, working, sums)
             if not self.serves:
@@ -203,7 +220,7 @@ class ProcessNode(LearningNode):
         self._check_peers(0.0)
 
     def waited(self, work: Work[object], began: float) -> None:
-        if isinstance(work, CollectiveWork) and work.round_number is not None:
+        if isinstance(work, CollectiveWork | MergeWork) and work.round_number is not None:
             self._recorder.write("wait", self.rank, began, end=self._now(), round=work.round_number)
 
     def sum_now(self, tensor: Tensor) -> Tensor:

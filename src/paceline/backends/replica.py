@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.backends.flat import FlatSum, FreshGradient, add_rows, in_shape
-from paceline.backends.trained import check_step, trained_parameters
+from paceline.backends.flat import TRAILER, WEIGHT, FlatSum, FreshGradient, add_rows, in_shape
+from paceline.backends.movement import Movement
+from paceline.backends.trained import check_step, steps_with_sparse_gradients, trained_parameters
 from paceline.backends.trial import OptimizerTrial, scaled
 from paceline.errors import PacelineError
 from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
-TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
 LARGEST_SQUARE = 1e38  # what float32 holds
 
 
@@ -115,31 +115,32 @@ class Replica:
 
     # ---- a round
 
-    def contribution(self, gradient: Gradient, working: bool, extra: Sequence[float] = ()) -> tuple[FlatSum, bool]:
-        """The buffer that travels, and whether it is sound. A non-finite one is replaced by an empty one."""
-        values = cast(FlatSum | FreshGradient | None, gradient.values)
+    def contribution(
+        self, gradient: Gradient, working: bool, extra: Sequence[float] = ()
+    ) -> tuple[FlatSum | Movement, bool]:
+        """What travels, and whether it is sound. A non-finite one is replaced by an empty one."""
+        values = cast(FlatSum | FreshGradient | Movement | None, gradient.values)
         if values is None:
-            flat, sound, norm = self.buffer(), True, 0.0
-            flat.whole.zero_()
-            flat.weight = 0.0
+            part: FlatSum | Movement = self.buffer()
+            part.leave_out()
         else:
-            flat = values.flat() if isinstance(values, FreshGradient) else values
-            norm = flat.norm
-            sound = math.isfinite(norm)
-            if not sound:
-                flat.whole.zero_()
-                flat.weight = 0.0
+            part = values.flat() if isinstance(values, FreshGradient) else values
+        norm = 0.0 if values is None else part.norm
+        sound = math.isfinite(norm)
+        if not sound:
+            part.leave_out()
         count = gradient.count if sound else 0
         square = min(norm * norm, LARGEST_SQUARE) if count else 0.0
-        weight = count if flat.weight is None else flat.weight
+        weight = count if part.weight is None else part.weight
         trailer = (count, working, square, count * count, weight, *extra)
-        flat.trailer.copy_(torch.tensor(trailer, dtype=flat.whole.dtype))
-        return flat, sound
+        part.trailer.copy_(torch.tensor(trailer, dtype=part.trailer.dtype))
+        return part, sound
 
-    def total(self, reduced: FlatSum) -> tuple[Gradient, bool, list[float]]:
-        """A reduced buffer as a gradient over all ranks' samples, whether a rank has data left, and the sums of what
-        the backend had added."""
-        reduced.known_norm = None
+    def total(self, reduced: FlatSum | Movement) -> tuple[Gradient, bool, list[float]]:
+        """A reduced contribution as a gradient over all ranks' samples, whether a rank has data left, and the sums of
+        what the backend had added."""
+        if isinstance(reduced, FlatSum):
+            reduced.known_norm = None
         count, working, _, _, _, *extra = reduced.trailer.tolist()
         return Gradient(reduced, int(count)), working > 0, extra
 
@@ -147,6 +148,13 @@ class Replica:
         """One optimizer step with the gradient's mean, from the point where the last one ended. The memory goes back to
         the pool. Returns the mean's norm; when that is not finite there is no step."""
         self.return_from_looking_ahead()
+        fresh = gradient.values
+        # A strategy may let a gradient count as one over more samples: then it is no longer the mean that was left.
+        if isinstance(fresh, FreshGradient) and fresh.count == gradient.count and self.clip_norm is None:
+            means = fresh.means(steps_with_sparse_gradients(self.optimizer))
+            if means is not None:
+                gradient.values = None
+                return self._step_at_once(means, scale)
         flat = self._taken(gradient)
         if flat is None or not gradient.count:
             self._give_back(flat)
@@ -157,6 +165,19 @@ class Replica:
             self._step(flat, scale)
         self._give_back(flat)
         return norm / gradient.count
+
+    def _step_at_once(self, means: list[Tensor | None], scale: StepScale) -> float:
+        """With gradients as the backward pass has left them: no buffer, and few rows of a large table stay few."""
+        parts = [part._values() if part.is_sparse else part for part in means if part is not None]
+        norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in parts))
+        if math.isfinite(norm):
+            for parameter, mean in zip(self._trained, means, strict=True):
+                # As in a sum, a parameter that was not reached has a gradient of zero: momentum goes on moving it.
+                parameter.grad = torch.zeros_like(parameter) if mean is None else mean
+            with scaled(self.optimizer, scale):
+                self.optimizer.step()
+            self.drop_gradients()
+        return norm
 
     def look_ahead(self, gradient: Gradient, scale: StepScale = AS_SET, further: bool = False) -> None:
         """Move to where a step with the gradient would lead; the optimizer forgets it. The gradient stays as it is.
@@ -226,6 +247,11 @@ class Replica:
         flat.sums.copy_(self.parameters).mul_(weight)  # half precision: widen first, multiply then
         return flat
 
+    def movement(self, model: Tensor, common: Tensor, weight: float) -> Movement:
+        """How far a model has moved from one that all ranks hold, weighing so much in the mean."""
+        trailer = torch.empty(TRAILER + self._extra, dtype=self._sum_dtype, device=self.parameters.device)
+        return Movement(model, common, weight, trailer)
+
     def share(self, share: Share) -> FlatSum | None:
         """The part of the parameters that this rank brings to the mean model; None if there is none."""
         if share.first == share.last:
@@ -239,8 +265,12 @@ class Replica:
         """The mean of the models by their weights becomes the model. It divides by what has arrived: a model that is
         not finite was replaced by one of no weight."""
         self.return_from_looking_ahead()
+        if isinstance(total.values, Movement):  # what is common was moved in place
+            self.parameters.copy_(total.values.common)
+            total.values = None
+            return
         flat = self._taken(total)
-        weight = 0.0 if flat is None else flat.trailer[TRAILER - 1].item()
+        weight = 0.0 if flat is None else flat.trailer[WEIGHT].item()
         if flat is not None and weight:
             torch.mul(flat.sums, 1 / weight, out=self.parameters)
         self._give_back(flat)
@@ -335,4 +365,5 @@ class Replica:
             momentum=float(group.get("momentum", 0.0)) or float(group.get("betas", (0.0,))[0]),
             nesterov=bool(group.get("nesterov", False)),
             adaptive="dampening" not in group and "nesterov" not in group,
+            clips=self.clip_norm is not None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.backends.flat import FlatSum
+from paceline.backends.movement import Movement, Sums, add_up, moved_by_any, take, total
 from paceline.backends.replica import Replica
 from paceline.backends.watch import Watch
 from paceline.control.ledger import order
@@ -84,17 +86,25 @@ class ReplicaLearner:
             found[later] = np.concatenate([self._indices(range(int(p), int(p) + 1)) for p in positions[later]])
         return found
 
-    def contribution(self, gradient: Gradient, working: bool) -> tuple[FlatSum, bool]:
+    def contribution(self, gradient: Gradient, working: bool) -> tuple[FlatSum | Movement, bool]:
         return self.replica.contribution(gradient, working)
 
-    def reduce(self, contributions: Sequence[FlatSum]) -> Tensor:
-        total = contributions[0].whole.clone()
-        for each in contributions[1:]:
-            total += each.whole
-        return total
+    def reduce(self, contributions: Sequence[FlatSum] | Sequence[Movement]) -> Tensor | Sums:
+        if isinstance(contributions[0], Movement):
+            return add_up(cast(Sequence[Movement], contributions))
+        return total([each.whole for each in cast(Sequence[FlatSum], contributions)])
 
-    def total(self, own: FlatSum, reduced: Tensor) -> tuple[FlatSum, int, bool]:
-        own.whole.copy_(reduced)
+    def travelling(self, contributions: Sequence[FlatSum] | Sequence[Movement]) -> int:
+        first = contributions[0]
+        if isinstance(first, FlatSum):
+            return self.nbytes
+        return first.nbytes_of(moved_by_any(cast(Sequence[Movement], contributions)))
+
+    def total(self, own: FlatSum | Movement, reduced: Tensor | Sums) -> tuple[FlatSum | Movement, int, bool]:
+        if isinstance(own, Movement):
+            take(own, cast(Sums, reduced))
+        else:
+            own.whole.copy_(cast(Tensor, reduced))
         gradient, working, _ = self.replica.total(own)
         return own, gradient.count, working
 
@@ -106,6 +116,9 @@ class ReplicaLearner:
 
     def model(self, weight: float) -> FlatSum:
         return self.replica.model_contribution(weight)
+
+    def movement(self, model: Tensor, common: Tensor, weight: float) -> Movement:
+        return self.replica.movement(model, common, weight)
 
     def share(self, share: Share) -> FlatSum | None:
         return self.replica.share(share)

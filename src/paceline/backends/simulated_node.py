@@ -246,6 +246,9 @@ class SimulatedNode(Node):
         weight = count if weight is None else weight
         return Gradient(self.learner.model(weight) if weight else None, count, samples)
 
+    def movement(self, model: Tensor, common: Tensor, weight: float, count: int, samples: list[range]) -> Gradient:
+        return Gradient(self.learner.movement(model, common, weight), count, samples)
+
     def adopt(self, total: Gradient) -> None:
         self._run.round_over(self)
         self.learner.adopt(total)

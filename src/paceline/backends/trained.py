@@ -29,6 +29,14 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+def steps_with_sparse_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step with a sparse gradient is the same as with a dense one: plain SGD's, which does nothing to rows
+    whose gradient is zero."""
+    return type(optimizer) is torch.optim.SGD and not any(
+        group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
+    )
+
+
 def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], list[nn.Parameter]]:
     """The parameters that the optimizer moves, in the model's order; protests when they are not the model's."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.rules.learning_rate import StepScale
 
 MOMENTA = ("momentum", "betas")
+SCALED = ("lr", "weight_decay", *MOMENTA)
 
 
 class OptimizerTrial:
@@ -57,8 +58,8 @@ def _copied(copy: Any, value: Any) -> Any:
 
 @contextmanager
 def scaled(optimizer: torch.optim.Optimizer, scale: StepScale) -> Iterator[None]:
-    """For one step: another learning rate and, if the scale says so, another momentum."""
-    kept = [{key: group[key] for key in ("lr", *MOMENTA) if key in group} for group in optimizer.param_groups]
+    """For one step: another learning rate and, if the scale says so, another momentum and weight decay."""
+    kept = [{key: group[key] for key in SCALED if key in group} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         if scale.learning_rate != 1.0:
             group["lr"] = group["lr"] * scale.learning_rate
@@ -66,6 +67,8 @@ def scaled(optimizer: torch.optim.Optimizer, scale: StepScale) -> Iterator[None]
             for key in MOMENTA:
                 if key in group:
                     group[key] = _powered(group[key], scale.momentum_power)
+        if scale.weight_decay != 1.0 and "weight_decay" in group:
+            group["weight_decay"] = group["weight_decay"] * scale.weight_decay
     try:
         yield
     finally:

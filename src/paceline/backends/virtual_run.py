@@ -149,8 +149,7 @@ class VirtualRun(Theatre):
     def _start_micro_batch(self, node: SimulatedNode) -> None:
         now = self.clock.now
         over = now >= self._until or node.until in node.signals
-        samples = None if over else self._source.take(node.rank, node.at_most)
-        if not samples:
+        if over or not (samples := self._source.take(node.rank, node.at_most)):
             self._start_idling(node)
             return
         node.out_of_data, node.empties, self._empties = False, 0, 0
@@ -250,7 +249,7 @@ class VirtualRun(Theatre):
         return self._start_round(node, payload, None, 0.0)
 
     def _start_round(self, node: SimulatedNode, payload: Any, own: int | None, note: float) -> Work[Gradient]:
-        round_number, nbytes = node.rounds, node.learner.nbytes
+        round_number, nbytes = node.rounds, node.learner.travelling([payload])
         node.rounds += 1
         self.trace.join(node.rank, self.clock.now, round_number, own or 0, nbytes + node.sent)
         node.sent = 0
@@ -275,7 +274,6 @@ class VirtualRun(Theatre):
             collective = self._open[number] = Collective(kind, number, round_number, nbytes)
         elif collective.kind != kind:
             raise out_of_order(collective, kind, node.rank, self._strategy.name, self._place(node))
-        self.trace.ranks[node.rank].nbytes += nbytes
         collective.payloads[node.rank] = payload
         if note:
             collective.notes[node.rank] = note
@@ -287,6 +285,10 @@ class VirtualRun(Theatre):
         if here == wanted or (self._losses and all(n.ended or n.rank in collective.payloads for n in self.nodes)):
             del self._open[collective.number]
             collective.joined = self.clock.now
+            if collective.round is not None:
+                collective.nbytes = self.nodes[0].learner.travelling(list(collective.payloads.values()))
+            for rank in collective.payloads:
+                self.trace.ranks[rank].nbytes += collective.nbytes
             self._launch(collective)
 
     def _launch(self, collective: Collective) -> None:
@@ -302,10 +304,8 @@ class VirtualRun(Theatre):
     def _complete(self, collective: Collective) -> None:
         payloads, count = collective.payloads, len(self.nodes)
         ordered = [payloads[rank] for rank in range(count) if rank in payloads]
-        gathers = collective.kind == "all-gather"
-        collective.value = tuple(ordered) if gathers else self.nodes[0].learner.reduce(ordered)
-        notes = collective.notes
-        collective.notes = tuple(notes.get(rank, 0.0) for rank in range(count)) if notes else (0.0,) * count
+        collective.value = tuple(ordered) if collective.round is None else self.nodes[0].learner.reduce(ordered)
+        collective.notes = tuple(collective.notes.get(rank, 0.0) for rank in range(count))
         collective.more = self.clock.now < self._until and self._losses.samples_left
         collective.done = True
         for waiter in collective.waiters:

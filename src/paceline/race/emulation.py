@@ -9,12 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import islice, repeat
+from statistics import mean, median
 
-import torch
-from torch.utils.data import DataLoader
-
-from paceline.backends.replica import Replica
+from paceline.race.solo import TrainingLoop, one_thread
 from paceline.race.spec import RaceSpec
 from paceline.workloads.workload import Workload
 
@@ -54,10 +52,14 @@ class EmulatedDevice:
         self._clock, self._sleep = clock, sleep
         self._late, self._most_late = 0.0, MOST_MICRO_BATCHES_LATE * mean_seconds
 
+    def due(self, began: float, samples: int) -> float:
+        """When the device will have computed so many samples, if it begins at this time."""
+        return began + next(self._durations) * samples / self._micro_batch
+
     @contextmanager
     def micro_batch(self, samples: int) -> Iterator[None]:
         """Around the computing of a micro-batch of so many samples."""
-        until = self._clock() - self._late + next(self._durations) * samples / self._micro_batch
+        until = self.due(self._clock() - self._late, samples)
         yield
         rest = until - self._clock()
         if rest > 0:
@@ -68,42 +70,18 @@ class EmulatedDevice:
 def compute_seconds(workload: Workload, spec: RaceSpec) -> float:
     """What one micro-batch takes to compute on this machine, on one thread: the median of a few."""
     at_once = EmulatedDevice(repeat(0.0), 0.0, workload.micro_batch)
-    timed = sorted(1 / rate for rate in _solo_rates(workload, spec, at_once, repeats=15))
-    return timed[len(timed) // 2]
+    return median(_solo_seconds(workload, spec, at_once, repeats=15))
 
 
 def solo_speed(workload: Workload, spec: RaceSpec, seconds_per_micro_batch: float) -> float:
     """Samples a second of one worker with nobody beside it: the yardstick of *share of ideal*."""
     device = EmulatedDevice(repeat(seconds_per_micro_batch), seconds_per_micro_batch, workload.micro_batch)
     repeats = max(5, round(SOLO_SECONDS / seconds_per_micro_batch))
-    rates = list(_solo_rates(workload, spec, device, repeats))
-    return workload.micro_batch * len(rates) / sum(1 / rate for rate in rates)
+    return workload.micro_batch / mean(_solo_seconds(workload, spec, device, repeats))
 
 
-def _solo_rates(workload: Workload, spec: RaceSpec, device: EmulatedDevice, repeats: int) -> Iterator[float]:
-    """Micro-batches a second, one value for each, of an ordinary training loop. The step is that of a rank: not every
-    torch optimizer takes sparse gradients."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model = workload.build_model(spec.seed)
-        replica = Replica(model, spec.build_optimizer(workload, model))
-        done, warm_up = 0, 3
-        while done < repeats + warm_up:
-            began = time.perf_counter()
-            samples = workload.train
-            for batch in DataLoader(
-                samples, workload.micro_batch, shuffle=True, drop_last=True, collate_fn=samples.collate
-            ):
-                with device.micro_batch(len(batch[1])):
-                    workload.loss(model, batch).backward()
-                replica.apply(replica.take_gradients(len(batch[1]), []))
-                ended = time.perf_counter()
-                done += 1
-                if done > warm_up:
-                    yield 1 / (ended - began)
-                if done == repeats + warm_up:
-                    return
-                began = time.perf_counter()
-    finally:
-        torch.set_num_threads(threads)
+def _solo_seconds(workload: Workload, spec: RaceSpec, device: EmulatedDevice, repeats: int) -> list[float]:
+    model = workload.build_model(spec.seed)
+    loop = TrainingLoop(workload, model, spec.build_optimizer(workload, model), around=device.micro_batch)
+    with one_thread():
+        return list(islice(loop.seconds(), repeats))

@@ -70,18 +70,11 @@ def simulate_timing(
     """
     if not 0 < seconds < inf:
         raise PacelineError(f"A simulation of {seconds:g} seconds is not possible.", remedy="Give more than zero.")
-    learner, chosen = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER), create(strategy)
-    cluster = with_servers(cluster, chosen, servers)
+    cluster = with_servers(cluster, create(strategy), servers)
     recorder = MemoryRecorder() if report or trace else None
+    learner = TimingLearner(nbytes=parameters * BYTES_PER_PARAMETER)
     began = time.perf_counter()
-    outcome = simulate(
-        chosen,
-        cluster,
-        micro_batch=micro_batch,
-        seconds=seconds,
-        learners=[learner] * cluster.ranks,
-        recorder=recorder,
-    )
+    outcome = time_strategy(strategy, cluster, learner, seconds=seconds, micro_batch=micro_batch, recorder=recorder)
     rate = outcome.events / (time.perf_counter() - began)
     served = f" and {cluster.servers} servers" if cluster.servers else ""
     print(
@@ -102,6 +95,27 @@ def simulate_timing(
     if recorder is not None:
         _write_files(result, {strategy: recorder.events}, report, trace)
     return result
+
+
+def time_strategy(
+    strategy: str,
+    cluster: Cluster,
+    learner: TimingLearner,
+    *,
+    seconds: float,
+    micro_batch: int,
+    recorder: MemoryRecorder | None = None,
+) -> Simulation:
+    """What becomes of a strategy on a cluster that has the servers that it needs; the learner says what a gradient
+    weighs."""
+    return simulate(
+        create(strategy),
+        cluster,
+        micro_batch=micro_batch,
+        seconds=seconds,
+        learners=[learner] * cluster.ranks,
+        recorder=recorder,
+    )
 
 
 def _write_files(result: dict[str, Any], runs: dict[str, list[Event]], report: Path | None, trace: Path | None) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,10 +24,11 @@ LAYERS = 20
 LEAST_SLEEP = 0.001  # below it the machine is busy with waking up
 
 
-def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds: float) -> None:
+def train(spec: RaceSpec, workload: Workload, strategy: str, device_of: Callable[[Run], EmulatedDevice]) -> None:
+    """One rank of one strategy, on the device that `device_of` makes for it."""
     model = workload.build_model(spec.seed)
     with Run(strategy, seed=spec.seed) as run:
-        device = None if run.serves else emulated(spec, workload, run, micro_batch_seconds)
+        device = None if run.serves else device_of(run)
         loader = run.loader(
             workload.train,
             micro_batch=workload.micro_batch,
@@ -54,7 +57,7 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, micro_batch_seconds
                 run.report(metric, loss, t=t, samples=samples)
 
 
-def emulated(spec: RaceSpec, workload: Workload, run: Run, micro_batch_seconds: float) -> EmulatedDevice:
+def emulated(spec: RaceSpec, workload: Workload, micro_batch_seconds: float, run: Run) -> EmulatedDevice:
     cluster = spec.build_cluster(micro_batch_seconds)
     durations = cluster.durations(run.rank, lambda: run.node.rounds)
     mean = cluster.mean_seconds(run.rank)
@@ -73,7 +76,8 @@ def heedful_sleep(run: Run, seconds: float) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     spec = RaceSpec.from_json(Path(sys.argv[1]).read_text())
-    train(spec, spec.load_workload(), sys.argv[2], float(sys.argv[3]))
+    workload = spec.load_workload()
+    train(spec, workload, sys.argv[2], partial(emulated, spec, workload, float(sys.argv[3])))
 
 
 if __name__ == "__main__":

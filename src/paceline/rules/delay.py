@@ -1,4 +1,4 @@
-"""Cures for a gradient that arrives one round late."""
+"""Cures for gradients that arrive late."""
 
 from __future__ import annotations
 
@@ -29,3 +29,27 @@ def extrapolate_(parameters: Tensor, step: Tensor, last_step: Tensor, learning_r
     tensor([6.])
     """
     parameters.sub_(step).add_(last_step, alpha=learning_rate_ratio)
+
+
+def lead_(velocity: Tensor, gradient: Tensor, momentum: float) -> None:
+    """Momentum that lives with the worker, and looks ahead, in place.
+
+        v ← β·v + x;        x ← x + β·v
+
+    Where many push to one server, a momentum there forgets within a round of pushes, and points to where w was before
+    all of them. One at each worker lasts as long as in synchronous training; and because it pushes what Nesterov's step
+    would be, w runs ahead by what all workers' momenta still have to bring (DANA-Slim, arXiv 1907.11612).
+
+    Args:
+        velocity: v; brought up to date.
+        gradient: x; becomes what is pushed.
+        momentum: β.
+
+    >>> import torch
+    >>> velocity, gradient = torch.tensor([10.0]), torch.tensor([1.0])
+    >>> lead_(velocity, gradient, momentum=0.5)
+    >>> velocity, gradient
+    (tensor([6.]), tensor([4.]))
+    """
+    velocity.mul_(momentum).add_(gradient)
+    gradient.add_(velocity, alpha=momentum)

@@ -27,12 +27,14 @@ class Steps:
         momentum: how much of the last step it keeps (momentum, Adam's first beta); 0.0 for none.
         nesterov: whether the momentum is Nesterov's.
         adaptive: whether it divides by the gradient's size, as Adam does.
+        clips: whether gradients are clipped before it.
     """
 
     learning_rate: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
     adaptive: bool = False
+    clips: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,12 @@ class StepScale:
     Args:
         learning_rate: times the learning rate.
         momentum_power: momentum and betas, raised to it: a step that stands for twice the samples forgets twice.
+        weight_decay: times the weight decay.
     """
 
     learning_rate: float = 1.0
     momentum_power: float = 1.0
+    weight_decay: float = 1.0
 
 
 AS_SET: Final = StepScale()
@@ -62,9 +66,9 @@ def step_scale(rule: str, batch: int, reference: int, noise_scale: float | None,
         largest: κ is cut to it: no rule holds for ever.
 
     >>> step_scale("linear", 64, 128, None, 4.0)
-    StepScale(learning_rate=0.5, momentum_power=1.0)
+    StepScale(learning_rate=0.5, momentum_power=1.0, weight_decay=1.0)
     >>> step_scale("sqrt", 512, 128, None, 4.0)
-    StepScale(learning_rate=2.0, momentum_power=4.0)
+    StepScale(learning_rate=2.0, momentum_power=4.0, weight_decay=1.0)
     >>> step_scale("adascale", 256, 128, 128.0, 4.0).learning_rate
     1.3333333333333333
     """

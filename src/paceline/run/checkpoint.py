@@ -9,6 +9,7 @@ tensor format; the checksums find it, and the next older checkpoint is taken.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -112,7 +113,7 @@ def read(path: Path) -> Checkpoint:
 def read_latest(folder: Path) -> tuple[Path, Checkpoint] | None:
     """The newest whole checkpoint of the folder; damaged ones are named and passed over."""
     damaged = []
-    for path in sorted(folder.glob("round-*"), reverse=True):
+    for path in _in_order(folder):
         try:
             return path, read(path)
         except PacelineError as error:
@@ -125,6 +126,33 @@ def read_latest(folder: Path) -> tuple[Path, Checkpoint] | None:
             remedy="Start anew, or restore the folder from a backup.",
         )
     return None
+
+
+def newest(folders: list[Path], must_exist: bool) -> tuple[Path, Checkpoint] | None:
+    """The newest whole checkpoint of the first folder that has one: a checkpoint, a run's folder or its checkpoints."""
+    for folder in folders:
+        if (folder / MANIFEST).exists():
+            return folder, read(folder)
+        inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+        found = read_latest(inside)
+        if found:
+            return found
+    if must_exist:
+        raise PacelineError(
+            f"There is no checkpoint in {folders[0]}.", remedy="Give a run's folder, or a folder round-… inside it."
+        )
+    return None
+
+
+def _in_order(folder: Path) -> list[Path]:
+    """All checkpoints of the folder, the newest first. A crash between the two renames of `write` has left the same
+    round, saved before, under the name of what is replaced."""
+    hidden = [path for path in folder.glob(".round-*.replaced") if not _standing(path).exists()]
+    return sorted([*folder.glob("round-*"), *hidden], key=lambda path: _standing(path).name, reverse=True)
+
+
+def _standing(replaced: Path) -> Path:
+    return replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
 
 
 def optimizer_parts(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -149,8 +177,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor],
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU: safetensors refuses tensors that share memory, as views of a flat buffer do."""
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    """On the CPU, each in memory of its own: safetensors refuses tensors that share it, as views of a buffer do."""
+    apart, taken = {}, set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        alone = tensor.is_contiguous() and memory.nbytes() == tensor.nbytes and memory.data_ptr() not in taken
+        taken.add(memory.data_ptr())
+        apart[name] = tensor.detach().cpu() if alone else tensor.detach().cpu().clone().contiguous()
+    return apart
 
 
 def _manifest_sum(manifest: dict[str, Any]) -> str:
@@ -161,7 +195,36 @@ def _damaged(path: Path, why: str) -> PacelineError:
     return PacelineError(f"The checkpoint {path} is damaged: {why}.")
 
 
-def _write_synced(path: Path, content: bytes) -> None:
+def export(source: Path, file: Path) -> Path:
+    """Write the model of a checkpoint as a plain state_dict that `torch.load(file, weights_only=True)` reads.
+
+    Args:
+        source: a checkpoint, a run's folder or the folder of its checkpoints.
+        file: whole or not at all; what was there before is replaced.
+
+    Returns:
+        The checkpoint that was taken.
+    """
+    found = newest([source], must_exist=True)
+    assert found is not None
+    taken, content = found[0], io.BytesIO()
+    torch.save(found[1].tensors["model"], content)
+    aside = file.with_name(f".{file.name}.writing")
+    try:
+        _write_synced(aside, content.getbuffer())
+        aside.replace(file)
+        _sync_folder(file.absolute().parent)
+    except OSError as error:
+        raise PacelineError(
+            f"The model could not be written to {file}: {error.strerror or error}.",
+            remedy="Make room or give another file.",
+        ) from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return taken
+
+
+def _write_synced(path: Path, content: bytes | memoryview) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.control.ledger import order
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, no_such
 from paceline.rules.portions import AHEAD, FILLED, portion
 
+BALANCES = ("samples", "nonzeros")
 TAKEN_OVER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
 
 
@@ -133,7 +135,9 @@ class Loader:
         self.seed = seed
         costs = None if cost is None else checked_costs(cost, self.samples)
         self._sampler = LeaseSampler(SharedOrder(seed, self.samples), costs)
-        self._batches = DataLoader(dataset, batch_sampler=cast(Any, self._sampler), **options)
+        # Of its own: whenever a DataLoader starts to iterate it draws a number, which would move the loop's generator.
+        seeds = torch.Generator().manual_seed(torch.initial_seed())
+        self._batches = DataLoader(dataset, batch_sampler=cast(Any, self._sampler), generator=seeds, **options)
         self._iterator: Iterator[Any] | None = None
         self._deadline = float("inf")
         self._pending: list[tuple[range, Any]] = []  # positions, and the batch in case that it comes again
@@ -244,6 +248,22 @@ def checked_length(
             remedy="Make the micro-batch smaller, or check that the dataset was read whole.",
         )
     return samples
+
+
+def balanced_by(balance: str, cost: ArrayLike | None, dataset: Any) -> ArrayLike | None:
+    """What the samples cost, by the name of what micro-batches are to have alike."""
+    if balance not in BALANCES:
+        raise no_such("balance", balance, BALANCES)
+    if balance == "samples":
+        return cost
+    if cost is not None or not hasattr(dataset, "nonzeros"):
+        raise PacelineError(
+            "Micro-batches cannot be balanced by non-zeros.",
+            where="run.loader(dataset, balance='nonzeros')",
+            cause="Costs are given as well." if cost is not None else "The dataset does not say how many a sample has.",
+            remedy="Give either one. A dataset of sparse rows has `nonzeros`, one number for each of them.",
+        )
+    return cast(ArrayLike, dataset.nonzeros)
 
 
 def checked_costs(cost: ArrayLike, samples: int) -> NDArray[np.float64]:

@@ -35,11 +35,11 @@ from paceline.launch.surroundings import Surroundings
 from paceline.node import Share
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.giving_up import Abortable
-from paceline.run.loader import Loader
+from paceline.run.loader import Loader, balanced_by
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
 from paceline.run.saving import Saver
-from paceline.run.state import model_state, restore, to_resume, untrained_state
+from paceline.run.state import model_state, start_alike, to_resume
 from paceline.strategies import Strategy, create
 
 IDLE_SLICE = 0.05  # how long a rank without data sleeps before it asks again whether leases came back
@@ -149,6 +149,7 @@ class Run:
         finally:
             if self._driver is not None and error is not None:
                 self._driver.stop()
+                self._saver.close()
             if self._replica is not None:
                 self._replica.return_from_looking_ahead()
             if self._rank is not None:
@@ -169,6 +170,7 @@ class Run:
         epochs: int | None = None,
         seconds: float | None = None,
         cost: ArrayLike | None = None,
+        balance: str = "samples",
         **dataloader_options: Any,
     ) -> Loader:
         """Micro-batches of the dataset for this rank; over all ranks every sample exactly once an epoch.
@@ -176,13 +178,14 @@ class Run:
         Args:
             dataset: map-style.
             micro_batch: samples in a micro-batch, the smallest piece of work.
-            epochs: how often every sample is used.
-            seconds: take no new micro-batch after so long; with or instead of `epochs`.
+            epochs, seconds: how often every sample is used; take no new micro-batch after so long. Either or both.
             cost: of each sample, in any unit: micro-batches then cost about the same, of at most `micro_batch` samples.
+            balance: `nonzeros` is the cost of sparse rows by their length, which the dataset knows as `nonzeros`.
             dataloader_options: passed on to `torch.utils.data.DataLoader`: num_workers, collate_fn, pin_memory, …
         """
         if self._loader is not None:
             raise PacelineError("A run has one loader.", remedy="Make a second Run for a second training.")
+        cost = balanced_by(balance, cost, dataset)
         self._loader = Loader(dataset, micro_batch, epochs, seconds, self._seed, cost, dataloader_options)
         self._connect_loader()
         return self._loader
@@ -257,9 +260,12 @@ class Run:
     # ---- checkpoints
 
     def save(self) -> None:
-        """Write a checkpoint at the end of the present round, for all ranks. Any rank may ask, or all of them."""
+        """Write a checkpoint at the end of the present round, for all ranks. Any rank may ask, or all of them.
+
+        Training goes on while it is written; after the loop it is on the disk when this returns."""
         if self._rank is not None and self._driver is not None and self._driver.finished:
             self._saver.write(self._rank.settled_at_the_end() if self.rank == 0 else [])
+            self._saver.wait()
         else:
             self.node.save_wanted = True
 
@@ -322,23 +328,13 @@ class Run:
         schedulers, describes = self._rates.find(self._loader), (self.strategy.name, self._data())
         self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers, self._callbacks)
         self._saver = Saver(self._rank, self._rates, self._share_of, describes, self.folder / "checkpoints")
-        self._start_alike()
+        parts = (self._rank.node, self._rank.collectives, self._rates)
+        self._resumed = start_alike(self._resumed, *parts, self.strategy.name)
         self._rank.start_leasing(self._resumed.values.get("used", []))
         self._rank.node.after_round = self._round_over
         self._driver = Driver(self.strategy, self._rank.node)
         self._driver.start()
         return self._driver, self._loader, self._rank.node
-
-    def _start_alike(self) -> None:
-        """Rank 0's model, and all that it has resumed, becomes everybody's."""
-        assert self._rank is not None and self._replica is not None and self._rates is not None
-        if self.rank == 0 and "model" not in self._resumed.tensors:
-            self._resumed.tensors["model"] = untrained_state(self._replica)
-        block = self._rank.collectives.broadcast_bytes(self._resumed.to_bytes() if self.rank == 0 else None)
-        self._resumed = Checkpoint.from_bytes(block)
-        if not self._resumed.values:
-            self._rank.collectives.broadcast(self._replica.parameters)  # in place: no copies of a large model
-        restore(self._resumed, self._rank.node, self._rates, self.strategy.name)
 
     def _give_gradient(self) -> None:
         samples = self._loader.take_pending() if self._loader is not None else []
@@ -379,6 +375,7 @@ class Run:
         if news.saving:
             self._saver.prepare()
             self._saver.write(self.node.settled_at_save)
+        self._saver.look()
         for callback in self._after_round:
             callback()
 
@@ -391,7 +388,7 @@ class Run:
             while not self._driver.finished:
                 self.node.out_of_data = self.node.rounds >= others_have_looked
                 self._driver.give_nothing(IDLE_SLICE)
-        self._saver.prepare()
+        self._saver.finish()
 
     def _data(self) -> dict[str, int]:
         assert self._loader is not None

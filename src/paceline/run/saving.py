@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints: what all ranks do together for one, and what the first of them writes."""
+"""A run's checkpoints: what all ranks do together for one, and what the first of them hands to its writer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from paceline.backends.collectives import Collectives
 from paceline.backends.processes import ProcessNode
+from paceline.errors import PacelineError
 from paceline.node import Share
 from paceline.run import checkpoint
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.optimizer import LearningRates
 from paceline.run.rank import Rank
 from paceline.run.state import OptimizerParts, gather
+from paceline.run.writer import Writer
 
 
 class Saver:
@@ -39,7 +41,9 @@ class Saver:
         folder: Path,
     ) -> None:
         self._node, self._collectives, self._rates = rank.node, rank.collectives, rates
-        self._share_of, (self._strategy, self._data), self._folder = share_of, run, folder
+        self._share_of, (self._strategy, self._data) = share_of, run
+        self._writer = Writer(folder)
+        self._told: PacelineError | None = None
         self._prepared_at = -1
         self._optimizer: OptimizerParts | None = None
 
@@ -52,10 +56,36 @@ class Saver:
                 self._optimizer = served_optimizer(self._node, self._collectives, self._share_of)
 
     def write(self, settled: list[range]) -> None:
-        """The first rank writes the checkpoint of a round that was prepared; `settled`: the samples that it is of."""
+        """The first rank takes a snapshot of a round that was prepared and begins to write it; `settled`: the samples
+        that it is of. Whoever saves faster than the disk writes waits for it here."""
         if self._node.leads:
+            self._writer.wait()
+            self.look()
             whole = gather(self._node, self._rates, settled, self._strategy, self._data, self._optimizer)
-            checkpoint.write(self._folder, self._node.rounds, whole)
+            self._writer.start(self._node.rounds, whole)
+
+    def look(self) -> None:
+        """Tell of a checkpoint that could not be written. Training goes on."""
+        failure = self._writer.failure
+        if failure is not None and failure is not self._told:
+            self._told = failure
+            self._node.warn(f"{failure} Training goes on.")
+
+    def finish(self) -> None:
+        """All ranks together, when the training is over: nothing is on its way any more, or the error is raised."""
+        self.prepare()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on the disk; raises if it is not."""
+        self._writer.wait()
+        if self._writer.failure is not None:
+            raise self._writer.failure
+
+    def close(self) -> None:
+        """The run has failed: what is on its way is still written, and its failure is the lesser one."""
+        self._writer.wait()
+        self.look()
 
 
 def average_buffers(node: ProcessNode) -> None:

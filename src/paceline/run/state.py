@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from paceline.backends.collectives import Collectives
 from paceline.backends.processes import ProcessNode
 from paceline.backends.replica import Replica
 from paceline.control.messages import to_spans
 from paceline.errors import PacelineError
-from paceline.run import checkpoint
+from paceline.run import chance, checkpoint
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.optimizer import LearningRates
 
@@ -21,14 +23,13 @@ OptimizerParts = tuple[dict[str, Tensor], dict[str, Any]]
 
 def model_state(replica: Replica) -> dict[str, Tensor]:
     """The model's state on the CPU, in memory of its own."""
-    state = {name: tensor.detach().cpu().clone() for name, tensor in replica.model.state_dict().items()}
-    return state | {name: part.detach().cpu().clone() for name, part in replica.committed.items()}
+    return _copied(replica.model.state_dict()) | _copied(replica.committed)
 
 
 def untrained_state(replica: Replica) -> dict[str, Tensor]:
     """What of the model's state no optimizer moves: running statistics, say, and frozen parameters."""
     state = replica.model.state_dict()
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items() if name not in replica.committed}
+    return _copied({name: tensor for name, tensor in state.items() if name not in replica.committed})
 
 
 def gather(
@@ -39,7 +40,7 @@ def gather(
     data: dict[str, int],
     optimizer: OptimizerParts | None = None,
 ) -> Checkpoint:
-    """All that a run needs to go on.
+    """All that a run needs to go on, in memory of its own: training may go on while it is written.
 
     Args:
         node: after a round.
@@ -52,18 +53,42 @@ def gather(
     tensors, values = optimizer or checkpoint.optimizer_parts(node.replica.optimizer)
     kept = {name: value for name, value in node.state.items() if isinstance(value, Tensor)}
     return Checkpoint(
-        tensors={"model": model_state(node.replica), "optimizer": tensors, "strategy": kept},
-        values={
-            "optimizer": values,
-            "scheduler": rates.state_dict(),
-            "strategy": {name: value for name, value in node.state.items() if name not in kept},
-            "strategy_name": strategy,
-            "data": data,
-            "samples_applied": node.samples_applied,
-            "rounds": node.rounds,
-            "used": to_spans(settled),
+        tensors={
+            "model": model_state(node.replica),
+            "optimizer": _copied(tensors),
+            "strategy": _copied(kept),
+            "chance": chance.state(node.parameters.device),
         },
+        values=copy.deepcopy(
+            {
+                "optimizer": values,
+                "scheduler": rates.state_dict(),
+                "strategy": {name: value for name, value in node.state.items() if name not in kept},
+                "strategy_name": strategy,
+                "data": data,
+                "samples_applied": node.samples_applied,
+                "rounds": node.rounds,
+                "used": to_spans(settled),
+            }
+        ),
     )
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def start_alike(
+    saved: Checkpoint, node: ProcessNode, collectives: Collectives, rates: LearningRates, strategy: str
+) -> Checkpoint:
+    """Rank 0's model, and all that it has resumed, becomes everybody's; returns what was resumed."""
+    if node.rank == 0 and "model" not in saved.tensors:
+        saved.tensors["model"] = untrained_state(node.replica)
+    alike = Checkpoint.from_bytes(collectives.broadcast_bytes(saved.to_bytes() if node.rank == 0 else None))
+    if not alike.values:
+        collectives.broadcast(node.replica.parameters)  # in place: no copies of a large model
+    restore(alike, node, rates, strategy)
+    return alike
 
 
 def restore(saved: Checkpoint, node: ProcessNode, rates: LearningRates, strategy: str) -> None:
@@ -79,6 +104,8 @@ def restore(saved: Checkpoint, node: ProcessNode, rates: LearningRates, strategy
     node.rounds = values["rounds"]
     if values["strategy_name"] == strategy:
         node.state.update(saved.tensors.get("strategy", {}) | values["strategy"])
+    if node.rank == 0:  # the others keep their own: all ranks with the same dropout would be no dropout
+        chance.draw_from(saved.tensors.get("chance", {}), node.parameters.device)
 
 
 def check_same_data(saved: Checkpoint, data: dict[str, Any], path: Path) -> None:
@@ -103,23 +130,7 @@ def to_resume(path: str | Path | None, folder: Path, data: dict[str, int]) -> tu
         data: see `gather`.
     """
     folders = [Path(path)] if path is not None else sorted(folder.parent.glob("*"), reverse=True)
-    found = newest_checkpoint(folders, must_exist=path is not None)
+    found = checkpoint.newest(folders, must_exist=path is not None)
     if found:
         check_same_data(found[1], data, found[0])
     return found
-
-
-def newest_checkpoint(folders: list[Path], must_exist: bool) -> tuple[Path, Checkpoint] | None:
-    """The newest whole checkpoint of the first folder that has one: a checkpoint, a run's folder or its checkpoints."""
-    for folder in folders:
-        if (folder / checkpoint.MANIFEST).exists():
-            return folder, checkpoint.read(folder)
-        inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-        found = checkpoint.read_latest(inside)
-        if found:
-            return found
-    if must_exist:
-        raise PacelineError(
-            f"There is no checkpoint in {folders[0]}.", remedy="Give a run's folder, or a folder round-… inside it."
-        )
-    return None

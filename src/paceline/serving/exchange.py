@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline.node import Message, Node
-from paceline.rules.learning_rate import StepScale
+from paceline.serving.cures import scale_at_server
 from paceline.serving.received import Received
 
 if TYPE_CHECKING:
@@ -31,13 +31,17 @@ class Exchange(ABC):
     """One server's exchange with the servers of the same part in the other groups.
 
     Args:
+        options: the strategy.
         node: the server.
         peers: their ranks.
         first: where its part of the parameters begins.
         parameters: its part.
     """
 
-    def __init__(self, node: Node, peers: Sequence[int], first: int, parameters: Tensor) -> None:
+    def __init__(
+        self, options: ParameterServer, node: Node, peers: Sequence[int], first: int, parameters: Tensor
+    ) -> None:
+        self._options = options
         self._node, self._peers, self._first, self._parameters = node, list(peers), first, parameters
         self._pushes = self._samples = self._windows = 0
         self._heard = dict.fromkeys(self._peers, 0)  # windows of each
@@ -145,8 +149,10 @@ class Exchange(ABC):
 class Delta(Exchange):
     """Changes of the parameters. `base` is what they would be without the pushes of the open window."""
 
-    def __init__(self, node: Node, peers: Sequence[int], first: int, parameters: Tensor) -> None:
-        super().__init__(node, peers, first, parameters)
+    def __init__(
+        self, options: ParameterServer, node: Node, peers: Sequence[int], first: int, parameters: Tensor
+    ) -> None:
+        super().__init__(options, node, peers, first, parameters)
         self._base = parameters.clone() if self._peers else parameters
 
     def _collect(self, mean: Tensor, scale: float) -> None:
@@ -171,8 +177,10 @@ class Delta(Exchange):
 class Means(Exchange):
     """Mean gradients of a window."""
 
-    def __init__(self, node: Node, peers: Sequence[int], first: int, parameters: Tensor) -> None:
-        super().__init__(node, peers, first, parameters)
+    def __init__(
+        self, options: ParameterServer, node: Node, peers: Sequence[int], first: int, parameters: Tensor
+    ) -> None:
+        super().__init__(options, node, peers, first, parameters)
         self._sum = parameters.clone().zero_()
         self._weight = 0.0
 
@@ -188,7 +196,7 @@ class Means(Exchange):
         self._weight = 0.0
 
     def _take(self, message: Message, weight: float) -> None:
-        self._node.step(message.tensors[0], StepScale(weight), self._first)
+        self._node.step(message.tensors[0], scale_at_server(self._options, self._node, weight), self._first)
 
 
 class ToGlobal(Means):
@@ -231,4 +239,4 @@ def exchange(options: ParameterServer, node: Node, first: int, parameters: Tenso
         kind = Means
     elif told == "global":
         kind = Global if placement.place(node.rank)[0] == placement.groups else ToGlobal
-    return kind(node, peers, first, parameters)
+    return kind(options, node, peers, first, parameters)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline.node import Message, Node
-from paceline.rules.learning_rate import StepScale
 from paceline.rules.placement import cut
-from paceline.rules.staleness import Clocks, delayed_learning_rate
+from paceline.rules.staleness import Clocks, Unbounded, delayed_learning_rate
+from paceline.serving.cures import scale_at_server
 from paceline.serving.exchange import exchange
 from paceline.serving.grouper import Grouper
 from paceline.serving.received import Received, dense
@@ -42,13 +42,15 @@ class GroupServer:
         self._leads = part == 0  # of the group's servers the first keeps the books, and moves workers
         self._first, last = cut(node.sizes, placement.parts)[part]
         self._parameters = node.parameters[self._first : last]
-        self._clocks, self._lock_step = Clocks(options.bound), options.bound.high == 0
+        self._lock_step = options.bound.high == 0
         self._asked: dict[int, tuple[int, float]] = {}  # who wants parameters: number of the request, and since when
         self._sent: dict[int, deque[int]] = {}  # versions that workers have and have not yet pushed a gradient of
         self._version = 0  # pushes that the parameters are the result of
         self._round: list[Received] = []
         self._exchange = exchange(options, node, self._first, self._parameters)
         self._grouper = Grouper(options, node, self._group)
+        # While those who are together are not of similar speed, the fast ones would wait for the slow ones in bursts.
+        self._clocks = Clocks(options.bound if self._grouper.formed or self._lock_step else Unbounded())
         self._left: set[int] = set()
         self._lost: set[int] = set()
         # Who is to come belongs to the group from the beginning: else the first to come would go ahead without it.
@@ -121,10 +123,20 @@ class GroupServer:
                 self._forget(sender)
                 self._left.add(sender)
                 self._grouper.hear(message)
-            case "time" | "groups" | "pushed" | "orphan":
+            case "groups":
+                self._grouper.hear(message)
+                self._begin_to_bound()
+            case "time" | "pushed" | "orphan":
                 self._grouper.hear(message)
             case _:
                 self._version += self._exchange.hear(message)
+
+    def _begin_to_bound(self) -> None:
+        """Groups are formed: from now on the bound holds, between those who are here."""
+        if self._clocks.bound != self._options.bound:
+            members, self._clocks = self._clocks.workers, Clocks(self._options.bound)
+            for worker in members:
+                self._clocks.join(worker)
 
     def _lose(self, rank: int) -> None:
         """A rank is lost: if it is a worker, nobody waits for it; if it is a server, its workers go elsewhere."""
@@ -194,7 +206,7 @@ class GroupServer:
 
     def _step(self, pushes: list[Received], mean: Tensor, scale: float) -> None:
         node = self._node
-        if not node.step(mean, StepScale(scale), self._first):
+        if not node.step(mean, scale_at_server(self._options, node, scale), self._first):
             for push in pushes:
                 self._refuse(push, "it has NaN or infinity in it")
             return

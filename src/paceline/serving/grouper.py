@@ -63,6 +63,8 @@ class Grouper:
         self._grouping: Grouping | None = None
         self._suspects: tuple[tuple[int, str], ...] = ()
         self._groups = [placement.first_group(worker) for worker in range(node.workers)]
+        self.formed = placement.groups <= 1 or self._rules.given
+        """Whether those who are together are of similar speed: not before speeds are known."""
         self._losses: dict[int, Loss] = {}
         self._orphans: set[int] = set()
         if self._looks and self._rules.given:
@@ -109,7 +111,7 @@ class Grouper:
         """A worker's time, or what it has pushed where, to the first server; or the first one's decision, to all."""
         what, *words = message.kind.split()
         if what == "groups":
-            self._groups = [int(group) for group in words[0].split(",")]
+            self._groups, self.formed = [int(group) for group in words[0].split(",")], True
         elif what == "orphan":
             self._orphans.add(message.sender)
             self._adopt()
@@ -151,8 +153,12 @@ class Grouper:
         self._node.tell(grouping.reason)
         for worker in self._workers:
             self._groups[worker] = grouping.group_of(worker)
-        for leader in self._leaders:
-            self._node.send(leader, f"groups {','.join(map(str, self._groups))}")
+        self._tell_groups()
+
+    def _tell_groups(self) -> None:
+        for group in self._whole:
+            for server in self._placement.servers_of(group):
+                self._node.send(server, f"groups {','.join(map(str, self._groups))}")
 
     def _tell_speeds(self, grouping: Grouping) -> None:
         """The mean seconds of an iteration of each group, to all workers; who has no worker is as slow as nobody."""
@@ -197,8 +203,7 @@ class Grouper:
             groups = range(self._placement.groups)
             members = tuple(tuple(w for w in self._workers if self._groups[w] == group) for group in groups)
             self._grouping = Grouping(members, self._grouping.reason)
-        for leader in self._leaders:
-            self._node.send(leader, f"groups {','.join(map(str, self._groups))}")
+        self._tell_groups()
 
     def _tell_loss(self, group: int) -> None:
         """What was pushed to the group and has not reached the others went with its server."""

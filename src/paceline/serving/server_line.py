@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Message, Node
 from paceline.rules.placement import cut
+from paceline.serving.cures import Cure
 from paceline.serving.uploads import Upload
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ServerLine:
         self._node = node
         self._placement = options.placement(node.workers, node.servers)
         self._parts = cut(node.sizes, self._placement.parts)
-        self._upload = Upload(options, node)
+        self._upload, self._cure = Upload(options, node), Cure(options, node)
         self._group = self._placement.first_group(node.rank)
         self._request = self._pushes = 0
         self._missing: set[int] = set()  # servers that have not answered the request
@@ -62,6 +63,7 @@ class ServerLine:
         """The group, or the one that it says is the right one."""
         if self._orphaned and self._move_to is not None:  # its servers were lost while all met
             self._group, self._move_to, self._orphaned = self._move_to, None, False
+        self._cure.entered()
         self._send_all("join")
         await self._answers()
         self._began, self._held, self._seconds = self._node.now(), 0.0, 0.0
@@ -99,7 +101,7 @@ class ServerLine:
         if handed_in is None:  # NaN or infinity: it is discarded
             count, (mean, reached) = 0, (None, 0)
         else:
-            mean, reached = handed_in
+            mean, reached = self._cure.pushed(handed_in[0]), handed_in[1]
         if self._upload.epoch_ended(node.epoch):
             self.push_rest()
             self._upload.begin(node.epoch, self._group)
@@ -163,8 +165,7 @@ class ServerLine:
         what, *words = message.kind.split(maxsplit=3)
         match what:
             case "parameters" if int(words[0]) == self._request:
-                first, last = self._parts[self._placement.place(message.sender)[1]]
-                self._node.parameters[first:last].copy_(message.tensors[0])
+                self._cure.arrived(self._parts[self._placement.place(message.sender)[1]], message.tensors[0])
                 self._node.learned(int(words[1]))
                 self._held = max(self._held, float(words[2]))
                 self._missing.discard(message.sender)

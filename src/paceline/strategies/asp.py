@@ -19,7 +19,7 @@ class Asp(ParameterServer):
     """ASP: a parameter server without a bound on staleness.
 
     Args:
-        overlap, compress, ratio, direction, adapt_lr: see `bsp`.
+        overlap, compress, ratio, direction, adapt_lr, delay_cure: see `bsp`.
     """
 
     name: ClassVar[str] = "asp"

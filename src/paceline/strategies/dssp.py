@@ -22,7 +22,7 @@ class Dssp(ParameterServer):
     Args:
         low: iterations that a worker may always be ahead of the slowest.
         high: that it may be ahead where that makes its next wait shorter.
-        overlap, compress, ratio, direction, adapt_lr: see `bsp`.
+        overlap, compress, ratio, direction, adapt_lr, delay_cure: see `bsp`.
     """
 
     name: ClassVar[str] = "dssp"

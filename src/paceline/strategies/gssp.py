@@ -26,7 +26,7 @@ from paceline.serving.grouper import GroupRules
 from paceline.strategies.checks import as_published, at_least, one_of, yes_or_no
 from paceline.strategies.parameter_server import ParameterServer
 
-PUBLISHED = {"grouping": "equal", "regroup": False, "exchange": "gradient"}
+PUBLISHED = {"grouping": "equal", "regroup": False, "exchange": "gradient", "delay_cure": "none"}
 USUAL_GROUPS = 4  # of the paper
 
 
@@ -42,8 +42,8 @@ class Gssp(ParameterServer):
         warm_up: iterations of a worker before its speed is known, and between two looks at it.
         exchange: between groups: `delta`, `gradient` or `global`, which takes the last server for itself.
         parts: servers of a group, which hold a part of its model each.
-        overlap, compress, ratio, direction, adapt_lr: see `bsp`.
-        paper: as published: groups of equal size, nobody moves, gradients are exchanged.
+        overlap, compress, ratio, direction, adapt_lr, delay_cure: see `bsp`.
+        paper: as published: groups of equal size, nobody moves, gradients are exchanged, lateness is not cured.
     """
 
     name: ClassVar[str] = "gssp"

@@ -38,11 +38,12 @@ class Merges:
         self._rule = "sqrt" if node.steps.adaptive else "linear"
         if len(node.state.get("batches", ())) != node.workers:  # a run may be resumed on other workers
             node.state["batches"] = [float(node.micro_batch)] * node.workers
-        for name in ("merged", "merged_before"):
+        for name in ("merged", "merged_before")[: 2 if options.momentum else 1]:
             if name not in node.state:
                 node.state[name] = node.parameters.clone()
         node.state.setdefault("merges", 0)
-        self._left: Tensor | None = None  # the model that went into the merge under way
+        self._last = node.state["merged"].clone() if options.momentum else None  # the other is merged in place
+        self._left: Tensor | None = None  # with overlap: the model that went into the merge under way
         self._updates = self._count = 0
         self._samples: list[range] = []
         self._told: tuple[Work[tuple[float, ...]], Work[tuple[float, ...]]] | None = None
@@ -99,25 +100,33 @@ class Merges:
         if may_perturb(norms, node.parameters.shape[0], options.norm_gate):
             weights = perturbed(weights, updates, options.perturbation)
         self._weight = 1.0 if options.renormalise else sum(weights)
-        self._merging = node.all_reduce(node.model(self._count, self._samples, weights[node.rank]))
+        own = (weights[node.rank], self._count, self._samples)
+        self._merging = node.all_reduce(node.movement(self._leaving(), node.state["merged"], *own))
         self._count, self._samples = 0, []
-        if options.overlap:
-            self._left = node.parameters.clone()
         if node.divisible:
             bounds = self._bounds
             node.state["batches"] = scaled_batches(options.rule, batches, updates, self._beta, bounds)
 
+    def _leaving(self) -> Tensor:
+        """The model that goes into a merge. The rank steps on with its parameters only where workers overlap."""
+        model = self._node.parameters
+        if not self._options.overlap:
+            return model
+        self._left = model.clone() if self._left is None else self._left.copy_(model)
+        return self._left
+
     def _take_in(self, total: Gradient) -> None:
         """The merged model is here. What this rank has done since its own left is added to it."""
-        node, model, since = self._node, self._node.parameters, self._left
+        node, model, merged, since = self._node, self._node.parameters, self._node.state["merged"], self._left
         if since is not None:
             since.neg_().add_(model)
-            model.copy_(node.state["merged"])
         node.adopt(total)
         if total.count:
-            model.mul_(self._weight)
-            push_on_(model, node.state["merged"], node.state["merged_before"], self._options.momentum)
             node.state["merges"] += 1
+            model.mul_(self._weight)
+            if self._last is not None:
+                push_on_(model, self._last, node.state["merged_before"], self._options.momentum)
+            merged.copy_(model)
         if since is not None and not node.finished and isfinite(since.norm()):
             end_round(node)
             model.add_(since)

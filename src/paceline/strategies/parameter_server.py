@@ -12,6 +12,7 @@ several. With a bound of 0 the pushes of a round are added up and make one step:
 [ours]  where communication takes long, the next parameters are asked for while the gradient is computed. The server
         sends them as soon as the bound allows, so that they travel meanwhile; with a bound of 0 that is when everybody
         has pushed. Then a worker's own last gradient is not in them: where communication is cheap, it asks later.
+[ours]  what it costs that others step while a worker computes is cured: see `serving.cures`.
 [ours]  several servers of a group hold a part of its model each. What a compressor has kept back is pushed at the end
         of an epoch, and before ranks meet to save or to end.
 """
@@ -27,6 +28,7 @@ from paceline.errors import PacelineError
 from paceline.node import Node, Share
 from paceline.rules.placement import Placement, cut
 from paceline.rules.staleness import Bound
+from paceline.serving.cures import CURES
 from paceline.serving.group_server import GroupServer
 from paceline.serving.grouper import GroupRules
 from paceline.serving.server_line import ServerLine
@@ -49,12 +51,14 @@ class ParameterServer(Strategy):
     ratio: float = 0.01
     direction: str = "code"
     adapt_lr: bool = False
+    delay_cure: str = "auto"
 
     def __post_init__(self) -> None:
         one_of(self, "overlap", OVERLAPS)
         one_of(self, "compress", COMPRESSORS)
         one_of(self, "direction", ("code", "speed"))
         yes_or_no(self, "adapt_lr")
+        one_of(self, "delay_cure", CURES)
         at_least(self, "ratio", 0.0)
         unused = {"none": ("ratio", "direction"), "gdtopk": ("ratio",)}.get(self.compress, ("direction",))
         only_as_default(self, unused, f"compress={self.compress}")

@@ -22,7 +22,7 @@ class Ssp(ParameterServer):
 
     Args:
         staleness: iterations that a worker may be ahead of the slowest when it starts one more (s).
-        overlap, compress, ratio, direction, adapt_lr: see `bsp`.
+        overlap, compress, ratio, direction, adapt_lr, delay_cure: see `bsp`.
     """
 
     name: ClassVar[str] = "ssp"

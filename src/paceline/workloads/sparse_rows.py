@@ -93,6 +93,11 @@ class SparseSamples(Samples):
     def __init__(self, x: Bags, y: Bags) -> None:
         super().__init__(x, y)
 
+    @property
+    def nonzeros(self) -> Tensor:
+        """Features of each row, for `run.loader(balance="nonzeros")`."""
+        return cast(Tensor, self.x.sizes)
+
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The whole batch at once: bags are joined as they are fetched, and `collate` has nothing left to do."""
         return self[torch.as_tensor(indices)]

@@ -1,0 +1,163 @@
+"""Merging large models: only what somebody has moved travels, in chunks, and the merged model is made in place.
+
+    common ← common + Σ α_i (w_i − common) / Σ α_i
+
+All ranks hold `common` alike. Numbers in which w_i equals it add nothing, so they need not travel where no rank has
+moved them: rows of a table that no sample of anybody has touched. That is exact whatever the optimizer does, because
+the models themselves are compared. The numbers lie in blocks; all ranks first tell each other which blocks they have
+moved, one byte for each, and then add up those that somebody has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from paceline.backends.flat import WEIGHT
+
+BLOCK = 64
+"""Numbers in a block: a row of a table is a few of them, and the byte that tells of one is 0.4 % of its weight."""
+CHUNK = 2**20
+"""Numbers that travel at once, 4 MiB: packed and placed while they are still in a processor's cache."""
+
+
+class Movement:
+    """How far a rank's model has moved from the common one; one rank's part in a merge.
+
+    Args:
+        model: w_i.
+        common: what all ranks hold alike; the merged model when the merge is done.
+        weight: α_i. With 0 the model brings nothing.
+        trailer: numbers that travel along and are added up, in memory of the kind that sums are worked out in.
+    """
+
+    def __init__(self, model: Tensor, common: Tensor, weight: float, trailer: Tensor) -> None:
+        self.common, self.weight, self.trailer = common, weight, trailer
+        self._whole = model.numel() // BLOCK * BLOCK
+        self._models, self._commons = (each[: self._whole].view(-1, BLOCK) for each in (model, common))
+        self._rest = model[self._whole :], common[self._whole :]  # less than a block: it always travels
+
+    @cached_property
+    def _look(self) -> tuple[Tensor, float]:
+        """Which blocks were moved, and how far in all."""
+        moved = torch.zeros(len(self._models), dtype=torch.uint8, device=self.common.device)
+        far = [float(torch.linalg.vector_norm(self._rest[0] - self._rest[1]))]
+        for first in range(0, len(self._models), CHUNK // BLOCK):
+            part = slice(first, first + CHUNK // BLOCK)
+            difference = self._models[part] - self._commons[part]
+            moved[part] = (difference != 0).any(1)
+            far.append(float(torch.linalg.vector_norm(difference)))
+        return moved, math.hypot(*far)
+
+    @property
+    def norm(self) -> float:
+        """How far the model has moved; not finite if the model is not."""
+        return self._look[1] if self.weight else 0.0
+
+    @property
+    def moved(self) -> Tensor:
+        """One byte for each block: whether this rank brings anything for it."""
+        return self._look[0] if self.weight else torch.zeros_like(self._models[:, 0], dtype=torch.uint8)
+
+    def leave_out(self) -> None:
+        """The model is not finite: it brings nothing."""
+        self.weight = 0.0
+
+    def plus(self, other: object) -> NoReturn:
+        raise TypeError("Two merges cannot be added up: each moves the common model in place.")
+
+    def tensor(self) -> Tensor:
+        """What all ranks hold; when the merge is done, the merged model."""
+        return self.common
+
+    @property
+    def nbytes(self) -> int:
+        """What travels of what this rank has moved itself."""
+        return self.nbytes_of(self.moved)
+
+    def nbytes_of(self, moved: Tensor) -> int:
+        """What travels when these blocks do."""
+        numbers = int(moved.count_nonzero()) * BLOCK + len(self._rest[0]) + len(self.trailer)
+        return numbers * self.trailer.element_size() + len(moved)
+
+    def chunks(self, moved: Tensor) -> Iterator[Tensor]:
+        """The blocks to travel at once, of those that somebody has moved."""
+        blocks = moved.nonzero()[:, 0]
+        return iter(blocks.split(CHUNK // BLOCK) if len(blocks) else ())
+
+    def head(self) -> Tensor:
+        """What travels first: the trailer, and the rest that is no whole block."""
+        return torch.cat([self.trailer, self._packed(*self._rest)])
+
+    def pack(self, blocks: Tensor) -> Tensor:
+        """This rank's part in the sum of these blocks."""
+        where = _where(blocks)
+        return self._packed(self._models[where], self._commons[where])
+
+    def _packed(self, model: Tensor, common: Tensor) -> Tensor:
+        kind = self.trailer.dtype
+        return (model.to(kind) - common).mul_(self.weight) if self.weight else torch.zeros_like(common, dtype=kind)
+
+    def place_head(self, head: Tensor) -> None:
+        """Of all ranks: the sums of the trailers, and the rest."""
+        self.trailer.copy_(head[: len(self.trailer)])
+        self._rest[1].add_(self._mean(head[len(self.trailer) :]))
+
+    def place(self, blocks: Tensor, sums: Tensor) -> None:
+        """Of all ranks: these blocks of the common model are merged."""
+        where, mean = _where(blocks), self._mean(sums)
+        if isinstance(where, slice):
+            self._commons[where].add_(mean)
+        else:
+            self._commons.index_add_(0, where, mean)
+
+    def _mean(self, sums: Tensor) -> Tensor:
+        """By the weights that have arrived. Without any, nothing moves."""
+        weight = float(self.trailer[WEIGHT])
+        return (sums * (1 / weight if weight else 0.0)).to(self.common.dtype)
+
+
+def _where(blocks: Tensor) -> slice | Tensor:
+    """Blocks that follow each other need not be gathered."""
+    first, last = int(blocks[0]), int(blocks[-1])
+    return slice(first, last + 1) if last - first + 1 == len(blocks) else blocks
+
+
+class Sums(NamedTuple):
+    """What all ranks bring to a merge, added up."""
+
+    head: Tensor
+    moved: Tensor
+    chunks: list[Tensor]
+
+
+def moved_by_any(parts: Sequence[Movement]) -> Tensor:
+    """One byte for each block: whether some rank brings anything for it."""
+    return torch.stack([part.moved for part in parts]).amax(0)
+
+
+def add_up(parts: Sequence[Movement]) -> Sums:
+    """Where all ranks are in one process: in their order."""
+    moved = moved_by_any(parts)
+    chunks = [total([part.pack(blocks) for part in parts]) for blocks in parts[0].chunks(moved)]
+    return Sums(total([part.head() for part in parts]), moved, chunks)
+
+
+def take(part: Movement, sums: Sums) -> None:
+    """The same for one of them: its common model is merged."""
+    part.place_head(sums.head)
+    for blocks, chunk in zip(part.chunks(sums.moved), sums.chunks, strict=True):
+        part.place(blocks, chunk)
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """Added in their order."""
+    added = tensors[0].clone()
+    for each in tensors[1:]:
+        added += each
+    return added
