@@ -223,7 +223,7 @@ def test_the_example_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     module = ModuleType("wandb")
     # An empty module has no such names: the suppressions below are for that.
-    module.init = lambda *, project, config: run  # type: ignore[attr-defined]
+    module.init = lambda *, project, config: run  # type: ignore[attr-defined]  # a stand-in for the module
     monkeypatch.setitem(sys.modules, "wandb", module)
     names: dict[str, Any] = {}
     exec(example("wandb"), names)
@@ -235,10 +235,10 @@ def test_the_example_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_example_for_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[Any, ...]] = []
     module = ModuleType("mlflow")
-    module.start_run = lambda *, run_name: said.append(("start", run_name))  # type: ignore[attr-defined]
-    module.log_params = lambda params: said.append(("params", params))  # type: ignore[attr-defined]
-    module.log_metrics = lambda metrics, step: said.append(("metrics", step, metrics))  # type: ignore[attr-defined]
-    module.end_run = lambda status: said.append(("end", status))  # type: ignore[attr-defined]
+    module.start_run = lambda *, run_name: said.append(("start", run_name))  # type: ignore[attr-defined]  # a stand-in for the module
+    module.log_params = lambda params: said.append(("params", params))  # type: ignore[attr-defined]  # a stand-in for the module
+    module.log_metrics = lambda metrics, step: said.append(("metrics", step, metrics))  # type: ignore[attr-defined]  # a stand-in for the module
+    module.end_run = lambda status: said.append(("end", status))  # type: ignore[attr-defined]  # a stand-in for the module
     monkeypatch.setitem(sys.modules, "mlflow", module)
     names: dict[str, Any] = {}
     exec(example("mlflow"), names)

@@ -51,6 +51,20 @@ OPTIONS = {
         "--target",
         "--workload",
     ],
+    "export": [],
+    "doctor": [
+        "--data",
+        "--host",
+        "--json",
+        "--listen",
+        "--model",
+        "--nproc",
+        "--peers",
+        "--port",
+        "--secret-file",
+        "--workload",
+        "--write",
+    ],
     "limit": [
         "--comm-seconds",
         "--json",
@@ -60,7 +74,18 @@ OPTIONS = {
         "--speeds",
     ],
     "report": ["--markdown", "--open", "--png", "--trace"],
-    "run": ["--join-timeout", "--name", "--nproc", "--out", "--port", "--report", "--servers"],
+    "run": [
+        "--heartbeat-timeout",
+        "--join-timeout",
+        "--name",
+        "--nproc",
+        "--out",
+        "--port",
+        "--report",
+        "--restarts",
+        "--return-timeout",
+        "--servers",
+    ],
     "simulate": [
         "--cluster",
         "--json",
@@ -251,6 +276,21 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("missing/x.svg", "--plot"),
     ),
     "topology: json": (("topology", "--workers", "4", "--json", "missing/x.json"), ("missing/x.json", "--json")),
+    "doctor: unknown workload": (("doctor", "--workload", "digit"), ("'digit'", "digits")),
+    "doctor: model of another workload": (("doctor", "--model", "lenet-5"), ("workload digits", "Possible: mlp")),
+    "doctor: no address": (("doctor", "--peers", "gpu-2"), ("'gpu-2'", "host:port", "--listen")),
+    "doctor: no port": (("doctor", "--peers", "gpu-2:70000"), ("'gpu-2:70000'",)),
+    "doctor: no peer": (("doctor", "--peers", ","), ("no peer",)),
+    "doctor: no secret": (("doctor", "--peers", "a:1", "--secret-file", "none"), ("no secret in none", "--listen")),
+    "doctor: a secret too short": (("doctor", "--peers", "a:1", "--secret-file", "short"), ("no secret", "openssl")),
+    "doctor: a secret for all to read": (("doctor", "--peers", "a:1", "--secret-file", "open"), ("chmod 600 open",)),
+    "doctor: both sides at once": (("doctor", "--listen", "--peers", "a:1"), ("either --listen or --peers",)),
+    "doctor: an address of another machine": (
+        ("doctor", "--listen", "--host", "192.0.2.1", "--secret-file", "made"),
+        ("Cannot listen on 192.0.2.1",),
+    ),
+    "doctor: cluster file into a folder": (("doctor", "--write", "."), ("--write",)),
+    "doctor: json": (("doctor", "--json", "missing/x.json"), ("missing/x.json", "--json")),
     "simulate: json": (("simulate", "--speeds", "1", "--json", "missing/x.json"), ("missing/x.json",)),
 }
 FILES = {
@@ -260,6 +300,8 @@ FILES = {
     "parts.toml": "micro_batch_seconds = 0.1\n[[devices]]\ncount = 4\n[graph]\nedges = [[0, 1], [2, 3]]\n",
     "pair.toml": "micro_batch_seconds = 0.1\n[[devices]]\ncount = 2\n[graph]\nedges = [[0, 1]]\n",
     "no.toml": "micro_batch_seconds = 0.1\n[[devices\n",
+    "short": "abcd\n",
+    "open": "ab" * 32,
 }
 
 
@@ -270,6 +312,7 @@ def test_a_mistake_gets_one_clear_paragraph(
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
+    Path("short").chmod(0o600)
     arguments, telling = MISTAKES[mistake]
     assert paceline(monkeypatch, *arguments) == 2
     said = capsys.readouterr()
@@ -283,10 +326,8 @@ def test_a_mistake_gets_one_clear_paragraph(
 def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
-    def run_script(
-        command: list[str], nproc: int, folder: Path, port: int, join_timeout: float, *, servers: int, report: bool
-    ) -> int:
-        seen.update(command=command, nproc=nproc, folder=folder, report=report, servers=servers)
+    def run_script(command: list[str], nproc: int, folder: Path, **options: Any) -> int:
+        seen.update(command=command, nproc=nproc, folder=folder, **options)
         return 3
 
     monkeypatch.setattr("paceline.launch.command.run_script", run_script)
@@ -294,7 +335,8 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert code == 3, "the script's exit code"
     assert seen["command"] == ["s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z"]
     assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
-    assert not seen["report"] and seen["servers"] == 0
+    assert not seen["report"] and seen["servers"] == seen["restarts"] == 0
+    assert seen["join_timeout"] == 120 and seen["heartbeat_timeout"] == 10
 
 
 def test_a_simulated_race_is_byte_equal_for_equal_seeds(
@@ -380,3 +422,18 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_export_writes_the_newest_model_of_a_run(monkeypatch, tmp_path, capsys) -> None:
+    import torch
+
+    from paceline.run.checkpoint import Checkpoint, write
+
+    for number in (1, 2):
+        taken = write(tmp_path / "run" / "checkpoints", number, Checkpoint({"model": {"w": torch.full((2,), number)}}))
+    file = tmp_path / "model.pt"
+    assert paceline(monkeypatch, "export", str(tmp_path / "run"), str(file)) == 0
+    assert f"Wrote the model of {taken} to {file}" in capsys.readouterr().out
+    assert torch.load(file, weights_only=True)["w"].tolist() == [2, 2]
+    assert paceline(monkeypatch, "export", str(tmp_path / "nothing"), str(file)) == 2
+    assert "There is no checkpoint in" in capsys.readouterr().err

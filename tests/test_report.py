@@ -215,7 +215,9 @@ def test_the_page_says_how_far_from_the_limit_each_stayed(events: dict[str, list
         assert expected in words
     assert "an all-reduce 4.0 ms" in words and "to the target 12.3 s" in words
     nothing = dict.fromkeys(("share", "batch", "statistics", "noise_scale", "best_batch", "seconds"))
-    assert "noise scale - samples" in Page(render(with_limit(race(events), **nothing), events)).words
+    unknown = Page(render(with_limit(race(events), **nothing), events)).words
+    assert "noise scale - samples" in unknown and "to the target -" not in unknown
+    assert "time of the limit to the target is not known" in unknown and "not known" not in words
     assert "How far from the limit" not in render(race(events), events), "a race that does not know it"
 
 
@@ -242,6 +244,19 @@ def test_a_race_without_events_or_with_hundreds_of_workers_has_a_page() -> None:
 def test_what_does_not_add_up_is_said() -> None:
     twice = [*run(1.0), {"kind": "discard", "rank": 0, "t": 1.0, "samples": 5, "reason": "?"}]
     assert "applied or discarded" in Page(render(race({"x": twice}), {"x": twice})).words
+
+
+def test_who_did_not_come_to_an_end_is_named() -> None:
+    ended = [{"kind": kind, "rank": rank, "t": 0.0} for rank in range(4) for kind in ("start", "end")]
+    assert "has no end" not in Page(render(race({"x": ended}), {"x": ended})).words
+    died = [event for event in ended if event["kind"] == "start" or event["rank"] not in (1, 3)]
+    words = Page(render(race({"x": died}), {"x": died})).words
+    assert "The record of ranks 1, 3 has no end: the process was killed or lost" in words
+
+
+def test_a_setting_without_a_value_is_no_gap() -> None:
+    words = Page(render({"results": [], "options": {"target": ""}}, {})).words
+    assert "option: target-" in words.replace(" -", "-")
 
 
 def test_all_lanes_of_a_picture_show_the_same_seconds(events: dict[str, list[Event]]) -> None:

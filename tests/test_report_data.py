@@ -67,6 +67,21 @@ def test_learning_has_a_gap_where_a_loss_is_not_a_number() -> None:
     assert "NaN" not in render(race_of({"x": events}), {"x": events}), "which no browser could read"
 
 
+def test_a_servers_step_is_a_round_of_the_worker_whose_samples_it_used() -> None:
+    """Workers 0 and 1, server 2; at the end all average their models, in rounds without a sample."""
+    steps = [{"kind": "step", "rank": 2, "t": float(n), "round": n, "samples": 4 + n, "of": n % 2} for n in range(4)]
+    ends = [{"kind": "join", "rank": rank, "t": 9.0, "round": 0, "samples": 0, "bytes": 1} for rank in range(3)]
+    found = batches([*steps, *ends])
+    assert found["rounds"] == [0, 1, 2, 3]
+    assert found["curves"] == [["rank 0", [4, None, 6, None]], ["rank 1", [None, 5, None, 7]]]
+
+
+def test_the_mean_of_models_at_the_end_is_no_first_round() -> None:
+    """Ranks that step alone number their own steps; the rounds of all begin at zero again."""
+    found = batches(simulated("d-psgd", 1.0))
+    assert [set(values) - {None} for _, values in found["curves"]] == [{32}] * 4
+
+
 def test_batches_are_what_each_rank_brought() -> None:
     events = simulated("balanced", 2.0)
     found = batches(events)
@@ -335,3 +350,13 @@ def test_text_and_lines_have_contrast_in_light_and_dark() -> None:
             assert contrast(theme[curve], theme["card"]) >= 3, curve
         assert contrast(theme["computing"], theme["idle"]) >= 2
         assert contrast(theme["computing"], theme["communicating"]) >= 1.3, "which differ in height too"
+
+
+def test_a_race_that_was_stopped_says_which_folders_can_be_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_events(tmp_path / "abs-sgd" / "events", simulated("abs-sgd", 1.0))
+    assert paceline(monkeypatch, "report", str(tmp_path)) == 2
+    told = capsys.readouterr().err
+    assert "did not finish" in told and str(tmp_path / "abs-sgd") in told
+    assert paceline(monkeypatch, "report", str(tmp_path / "abs-sgd")) == 0

@@ -42,6 +42,7 @@ ModelOption = Annotated[
         "sparse-mlp for xmc."
     ),
 ]
+DataOption = Annotated[Path | None, typer.Option(help="Folder of data files.", envvar="PACELINE_DATA")]
 ServersOption = Annotated[
     int | None, typer.Option("--servers", help="Of bsp, ssp, dssp, asp and gssp. Default: what each needs.", min=1)
 ]
@@ -70,7 +71,7 @@ def race(
     micro_batch_seconds: Annotated[
         float | None, typer.Option(help="Of a micro-batch at speed 1. Default: by measuring; 0.02 simulated.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of data files.", envvar="PACELINE_DATA")] = None,
+    data: DataOption = None,
     seed: SeedOption = None,
     servers: ServersOption = None,
     out: Annotated[Path, typer.Option(help="Where the race's folder is made.")] = Path("runs"),
@@ -113,7 +114,14 @@ def run(
     name: Annotated[str, typer.Option(help="The run's folder is OUT/NAME/TIME.")] = "run",
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
-    join_timeout: Annotated[float, typer.Option(help="Seconds to wait for every rank to arrive.")] = 120.0,
+    join_timeout: Annotated[float, typer.Option(help="Seconds to wait for every rank to arrive.", min=0.1)] = 120.0,
+    heartbeat_timeout: Annotated[
+        float, typer.Option(help="Seconds of silence after which a rank is given up.", min=0.1)
+    ] = 10.0,
+    return_timeout: Annotated[
+        float, typer.Option(help="Seconds that ranks look for a control plane that has died.", min=0.0)
+    ] = 20.0,
+    restarts: Annotated[int, typer.Option(help="How often a run that has failed is started again.", min=0)] = 0,
     servers: Annotated[int, typer.Option(help="Further processes that serve: bsp, ssp, dssp, asp, gssp.", min=0)] = 0,
     report: Annotated[
         bool, typer.Option("--report", help="Write report.html into the run's folder at the end.")
@@ -123,7 +131,18 @@ def run(
     from paceline.launch.command import run_script
 
     command = [str(script), *context.args]
-    code = run_script(command, nproc, out / name, port, join_timeout, servers=servers, report=report)
+    code = run_script(
+        command,
+        nproc,
+        out / name,
+        servers=servers,
+        restarts=restarts,
+        report=report,
+        port=port,
+        join_timeout=join_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        return_timeout=return_timeout,
+    )
     raise typer.Exit(code)
 
 
@@ -185,6 +204,18 @@ def report(
 
 
 @app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A checkpoint, or a run's folder: its newest whole one is taken.")],
+    file: Annotated[Path, typer.Argument(help="The model's state_dict goes here; torch.load reads it.")],
+) -> None:
+    """Write the model of a checkpoint as a plain PyTorch state_dict, without optimizer and counters."""
+    from paceline.run.checkpoint import export as export_model
+
+    check_writable(file, "FILE")
+    typer.echo(f"Wrote the model of {export_model(source, file)} to {file}")
+
+
+@app.command()
 def limit(
     speeds: SpeedsOption = None,
     noise_scale: Annotated[
@@ -238,6 +269,46 @@ def topology(
         check_suffix(plot)
     described, number = topology_of(graph, workers, cluster, probability, seed)
     write_json(json_file, show_topology(described, number, budget=budget, parameters=parameters, plot=plot))
+
+
+@app.command()
+def doctor(
+    workload: WorkloadOption = "digits",
+    model: ModelOption = None,
+    data: DataOption = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(help="Ranks on the CPU, without a GPU. Default: one a core.", min=1, show_default=False),
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="Other machines, host:port, comma-separated; `--listen` there first.")
+    ] = None,
+    listen: Annotated[bool, typer.Option("--listen", help="Answer the doctors of other machines instead.")] = False,
+    host: Annotated[str, typer.Option(help="With --listen: the address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --listen; 0 takes a free one.", min=0, max=65535)] = 0,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(help="Of the secret that peers share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."),
+    ] = None,
+    write: Annotated[Path | None, typer.Option(help="Write what was measured as a cluster file.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Look at this machine and its peers: what works, how fast it is, and which strategy suits it."""
+    from paceline.doctor import command
+    from paceline.doctor.words import Speaker
+
+    check_writable(json_file)
+    check_writable(write, "--write")
+    if listen and peers is not None:
+        raise PacelineError("Give either --listen or --peers.", remedy="One machine listens, another one calls it.")
+    settings = command.Settings(
+        workload=workload, model=model, data=data, nproc=nproc, peers=peers, secret_file=secret_file, write=write
+    )
+    if listen:
+        command.listen(settings, host, port, Speaker())
+    result = command.examine(settings, Speaker())
+    write_json(json_file, result)
+    raise typer.Exit(1 if result["problems"] else 0)
 
 
 @app.command()

@@ -202,7 +202,7 @@ def visit(browser: Browser) -> Callable[..., Page]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
-    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm"}  # noqa: RUF012
+    extensions_map = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm"}  # noqa: RUF012  (as its base class has it)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -97,6 +97,25 @@ def test_the_page_loads_without_errors_or_requests(
     page.picture(tmp_path / f"{width}-{dark}.png")
 
 
+def test_a_legend_names_the_curves_and_tells_values_only_of_what_is_pointed_at(visit: Visit, page_file: Path) -> None:
+    page = visit(page_file)
+    chart = "document.querySelector('[data-chart=loss-seconds]')"
+    page.wait_for(f"{chart}.querySelector('.u-legend') !== null")
+    shown = f"""[...{chart}.querySelectorAll('.u-series')]
+        .filter(row => getComputedStyle(row).visibility === 'visible').map(row => row.textContent)"""
+    assert page.evaluate(shown) == ["all-reduce", "abs-sgd:delay_cure=none:lr_rule=none", "ad-psgd"]
+    dashes = f"[...{chart}.querySelectorAll('.u-marker')].map(each => each.style.background)"
+    (none, whole, *dashed) = page.evaluate(dashes)
+    assert none == "none" and whole == "var(--s0)" and all("gradient" in each for each in dashed)
+    page.evaluate(f"{chart}.scrollIntoView({{block: 'center'}})")
+    box = page.evaluate(f"{chart}.querySelector('.u-over').getBoundingClientRect().toJSON()")
+    page.mouse("mouseMoved", box["left"] + box["width"] * 0.5, box["top"] + 50)
+    page.wait_for(f"{chart}.querySelectorAll('td:empty').length === 0")
+    over, *_ = page.evaluate(shown)
+    # The axis begins at zero, though the first value is of second 1: the middle of 0 to 19 s is told.
+    assert over in ("seconds9 s", "seconds10 s")
+
+
 def test_a_drag_a_wheel_and_buttons_zoom(visit: Visit, page_file: Path) -> None:
     page = visit(page_file)
     timeline = Timeline(page)

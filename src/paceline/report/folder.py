@@ -46,6 +46,13 @@ def read_folder(folder: Path | str) -> Kept:
     elif any((folder / "events").glob("rank-*.jsonl")):
         kept = _run(folder)
     else:
+        parts = sorted(path.parent.parent for path in folder.glob("*/events/rank-0000.jsonl"))
+        if parts:
+            raise PacelineError(
+                f"The race in {folder} did not finish: it has no race.json.",
+                cause="It was stopped, or still runs.",
+                remedy=f"Name a strategy's folder: {', '.join(map(str, parts))}.",
+            )
         raise PacelineError(
             f"{folder} is not the folder of a race or a run.",
             cause="It has neither a race.json nor events/rank-0000.jsonl.",

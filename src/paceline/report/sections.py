@@ -7,7 +7,18 @@ from html import escape
 from typing import Any
 
 from paceline.record import Event
-from paceline.report.words import amount, count, limit_rows, milliseconds, percent, race_rows, seconds, size
+from paceline.report.words import (
+    NOTHING,
+    amount,
+    count,
+    limit_rows,
+    milliseconds,
+    percent,
+    race_rows,
+    ranks,
+    seconds,
+    size,
+)
 from paceline.summary import account
 
 COLOURS = 6
@@ -23,6 +34,10 @@ LIMIT_NOTE = (
     "is the product of three. Hardware: the share of ideal. Batch: what its batches cost against the best one "
     "(above 100 % for smaller ones, which need fewer samples and more communication). Statistics: samples that a "
     "run without delay needs at its batch, divided by what it needed."
+)
+NO_LIMIT_NOTE = (
+    "The time of the limit to the target is not known: how many steps it takes at least is told by a blocking "
+    "strategy, such as all-reduce, that reached the target in the same race."
 )
 ACCOUNT_NOTE = (
     "Every computed sample was applied, was discarded for a reason that was reported, or was still in flight."
@@ -51,7 +66,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         shown = ", ".join(_value(each) for each in value[:12])
         return f"{shown}, … ({len(value)})" if len(value) > 12 else shown
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)
+    return f"{value:,.6g}" if isinstance(value, float) else str(value) or NOTHING
 
 
 def results(race: dict[str, Any]) -> str:
@@ -82,9 +97,11 @@ def limits(found: Sequence[dict[str, Any]]) -> str:
         f"noise scale {amount(common['noise_scale'])} samples",
         f"an all-reduce {milliseconds(common['comm_seconds'])}",
         f"best batch {amount(common['best_batch'])} samples",
-        f"time of the limit to the target {seconds(common['seconds'])}",
     ]
-    notes = "".join(f'<p class="soft note">{text}</p>' for text in (f"Here: {', '.join(facts)}.", LIMIT_NOTE))
+    if common["seconds"] is not None:
+        facts.append(f"time of the limit to the target {seconds(common['seconds'])}")
+    told = [f"Here: {', '.join(facts)}.", *([NO_LIMIT_NOTE] if common["seconds"] is None else []), LIMIT_NOTE]
+    notes = "".join(f'<p class="soft note">{text}</p>' for text in told)
     return f'<h2>How far from the limit</h2><div class="card">{_table(header, lines)}{notes}</div>'
 
 
@@ -93,7 +110,7 @@ def shares(workers: Sequence[Mapping[str, Any]], length: float) -> str:
     lanes = "".join(_shares(worker) for worker in workers[:MAX_WORKERS])
     left_out = len(workers) - MAX_WORKERS
     note = f'<p class="soft note">{left_out} more are not shown.</p>' if left_out > 0 else ""
-    return f"<h4>Shares of the whole run, {seconds(length)}: computing</h4>{lanes}{note}"
+    return f"<h4>Shares of the whole run, {seconds(length)}; in figures: computing</h4>{lanes}{note}"
 
 
 def _shares(worker: Mapping[str, Any]) -> str:
@@ -121,13 +138,22 @@ def samples(found: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Even
 
 
 def warnings(found: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Event]]) -> str:
-    """What the user was told, once each."""
+    """Who did not come to an end, and what the user was told, once each."""
     lines = []
     for result in found:
         name = str(result["strategy"])
-        told = dict.fromkeys(str(event["text"]) for event in runs.get(name, []) if event["kind"] == "warning")
-        lines += [f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for text in list(told)[:10]]
+        events = runs.get(name, [])
+        told = dict.fromkeys(str(event["text"]) for event in events if event["kind"] == "warning")
+        lines += [f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for text in [*_unended(events), *list(told)[:10]]]
     return f'<h2>Warnings</h2><div class="card"><ul>{"".join(lines)}</ul></div>' if lines else ""
+
+
+def _unended(events: Sequence[Event]) -> list[str]:
+    begun, ended = ({event["rank"] for event in events if event["kind"] == kind} for kind in ("start", "end"))
+    left = sorted(begun - ended)
+    if not left:
+        return []
+    return [f"The record of {ranks(left)} has no end: the process was killed or lost, or the run still went on."]
 
 
 def dot(index: int) -> str:

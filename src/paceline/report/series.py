@@ -69,12 +69,18 @@ def share_of_ideal(events: Sequence[Event], ideal: float) -> Curve:
     return {"seconds": [_short(t) for t in middles], "share": [_short(value) for value in share]}
 
 
-def batches(events: Iterable[Event]) -> dict[str, Any]:
-    """Samples that each worker brought to each round: `rounds`, and `curves` of a name and as many values (or none)."""
+def batches(events: Sequence[Event]) -> dict[str, Any]:
+    """Samples that each worker brought to each round: `rounds`, and `curves` of a name and as many values (or none).
+
+    A server's step is a round of the worker whose samples it used.
+    """
+    # Who steps alone counts rounds of its own; those of all are then means of models, and begin at zero again.
+    alone = any(event["kind"] == "step" for event in events)
     given: dict[int, dict[int, int]] = defaultdict(dict)
     for event in events:
-        if event["kind"] in ("join", "step"):
-            given[event["rank"]][event["round"]] = event["samples"]
+        if event["kind"] == "step" or (event["kind"] == "join" and not alone):
+            giver: int = event["of"] if "of" in event else event["rank"]
+            given[giver][event["round"]] = event["samples"]
     # By a round without a sample ranks agree that all are done.
     rounds = _thinned(sorted({number for rank in given.values() for number, samples in rank.items() if samples}))
     table = {rank: [given[rank].get(number) for number in rounds] for rank in sorted(given)}

@@ -25,10 +25,10 @@
     percent: (value) => `${round(100 * value, 4)} %`,
     bytes: (value) => scaled(value, [" B", " kB", " MB", " GB", " TB"], 1000),
   };
-  const said = (unit) => (_, value) => value === null || value === undefined ? "–" : WORDS[unit](value);
+  const said = (unit) => (_, value) => value === null || value === undefined ? "" : WORDS[unit](value);
 
-  // Curves over different points in one table, as uPlot wants them.
-  const aligned = (curves) => uPlot.join(curves.map(({ x, y }) => [x, y]));
+  // Curves over different points in one table, as uPlot wants them; time and samples begin at zero, drawn or not.
+  const aligned = (curves) => uPlot.join([[[0]], ...curves.map(({ x, y }) => [x, y])]);
 
   // A dashed line with its name: a target, the limit, the ideal. The name of an upright one stands where no curve ends.
   function mark({ x, y, text, high }) {
@@ -50,7 +50,9 @@
       ctx.textBaseline = "middle";
       ctx.textAlign = "left";
       const wide = ctx.measureText(text).width, tall = 16 * ratio, air = 4 * ratio;
-      let left = bbox.left + bbox.width - wide - 2 * air, middle = place + tall / 2 + air;
+      // Above the line, where curves seldom are, if there is room.
+      const below = place - tall - air < bbox.top ? 1 : -1;
+      let left = bbox.left + bbox.width - wide - 2 * air, middle = place + below * (tall / 2 + air);
       if (upright) {
         left = place + air + wide < bbox.left + bbox.width ? place + air : place - 2 * air - wide;
         middle = high ? bbox.top + tall / 2 : bbox.top + bbox.height - tall / 2 - air;
@@ -87,9 +89,20 @@
     };
   }
 
+  // A piece of a curve for the legend, with the dashes that it has in the chart.
+  function sample(place) {
+    const ink = `var(--s${place % COLOURS})`, stops = [];
+    let at = 0;
+    DASHES[place % DASHES.length].forEach((length, part) => {
+      stops.push(`${part % 2 ? "transparent" : ink} ${at}px ${at + length}px`);
+      at += length;
+    });
+    return stops.length ? `repeating-linear-gradient(90deg, ${stops.join(", ")})` : ink;
+  }
+
   function line(name, place, unit) {
     return {
-      label: name, value: said(unit), stroke: () => colour(`--s${place % COLOURS}`), width: 2, spanGaps: true,
+      place, label: name, value: said(unit), stroke: () => colour(`--s${place % COLOURS}`), width: 2, spanGaps: true,
       dash: DASHES[place % DASHES.length], points: { show: false },
     };
   }
@@ -99,7 +112,6 @@
     const options = {
       width: width(), height: HEIGHT, padding: [10, 22, 0, 0],
       cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
-      legend: { markers: { width: 3, dash: (_, place) => place > 1 ? (place % 2 ? "dotted" : "dashed") : "solid" } },
       scales: {
         x: { time: false, range: x.range || ((_, low, high) => [low, high > low ? high : low + 1]) },
         y: { range: range(marks, atLeast) },
@@ -111,6 +123,11 @@
     element.setAttribute("role", "img");
     element.setAttribute("aria-label", title);
     const plot = new uPlot(options, table, element);
+    element.querySelectorAll(".u-legend .u-marker").forEach((marker, place) => {
+      // The first one belongs to the x axis, which has no curve.
+      const drawn = series[place - 1];
+      marker.style.background = drawn && drawn.place !== undefined ? sample(drawn.place) : "none";
+    });
     new ResizeObserver(() => {
       if (plot.width !== width()) plot.setSize({ width: width(), height: HEIGHT });
     }).observe(element);
@@ -166,9 +183,12 @@
     },
     delays: (element, run) => {
       const { delays, share, width } = run.delays;
-      if (!delays.length) return empty(element, "The record does not tell how late the gradients of this run were.");
+      if (!run.share.share.some(Boolean)) return empty(element, "No step was recorded.");
+      if (!delays.length) return empty(element, "Workers step by themselves here: how late is not in the record.");
+      element.classList.add("bars");
+      const place = data.runs.indexOf(run), ink = () => colour(`--s${place % COLOURS}`);
       const bars = {
-        label: "samples", value: said("percent"), stroke: () => colour("--s1"), fill: () => colour("--s1"), width: 0,
+        label: "samples", value: said("percent"), stroke: ink, fill: ink, width: 0,
         paths: uPlot.paths.bars({ size: [0.7, 70] }), points: { show: false },
       };
       return chart(element, {
