@@ -1,12 +1,13 @@
-"""Adaptive SGD against elastic averaging, CROSSBOW, all-reduce, ABS-SGD and local SGD on sparse data: time to P@1.
+"""Adaptive SGD against elastic averaging, CROSSBOW, all-reduce, ABS-SGD and local SGD on sparse data: P@1 over time.
 
-    scripts/bench adaptive [--tasks eurlex,generated] [--clusters near,far] [--seeds 3] [--jobs 2] [--data DIR]
-                           [--out benchmarks/results/adaptive]
+    scripts/bench adaptive [--tasks eurlex,generated] [--clusters far,near] [--seeds 3] [--sizes 32,8] [--steps 8,2]
+                           [--data DIR] [--out benchmarks/results/adaptive]
     scripts/bench adaptive --settling     updates and batches of every worker, merge by merge, without gradients
 
 Virtual time: four workers, micro-batches of 32 or 8, plain SGD (the paper's), an all-reduce takes 5 % of a micro-batch
-of 32 of the fastest. Every method gets the same learning rates, tuned in every cell on seed 0 together with its
-options; figures are medians over the seeds at what was best.
+of 32 of the fastest. All methods train for the same time. Every method gets the same learning rates, tuned in every
+cell on seed 0 together with its options, once for how far it comes and once for how soon it is where elastic averaging
+was at its best; figures are medians over the seeds.
 
 EURLex-4K is read from the folder --data, and left out when it is not there. The other rows are generated.
 """
@@ -23,8 +24,8 @@ from math import inf
 from pathlib import Path
 
 import torch
-from parts.comparison import Cell, Comparison, Result, Setting
-from parts.trials import Judge, Trial, load, micro_batch_of, strategy_of
+from parts.curves import Curve, KeptCurves, Span, Tuned, learn, tuned
+from parts.trials import Trial, load, micro_batch_of, strategy_of
 
 from paceline.backends.simulated import simulate
 from paceline.errors import PacelineError
@@ -34,46 +35,47 @@ from paceline.simulator.jitter import LogNormal
 from paceline.simulator.network import Network
 
 COMM = 0.05  # of a micro-batch
-CLUSTERS = {"near": (1.0, 0.92, 0.85, 0.75), "far": (1.0, 1.0, 0.5, 0.25)}
-SIZES = (32, 8)  # of micro-batches
-STEPS = (8, 32)  # of a worker, between two merges
-METHODS = {
-    "adaptive-sgd": tuple(
-        f"adaptive-sgd:overlap:momentum={momentum}:mega_batch={4 * steps * size}@{size}"
-        for steps in STEPS
-        for size in SIZES
-        for momentum in (0.0, 0.9)
-    ),
-    "adaptive-sgd --paper": tuple(
-        f"adaptive-sgd:paper:mega_batch={4 * steps * size}@{size}" for steps in STEPS for size in SIZES
-    ),
-    "elastic-averaging": tuple(f"elastic-averaging:steps={steps}@{size}" for steps in STEPS for size in SIZES),
-    "crossbow": tuple(f"crossbow@{size}" for size in SIZES),
-    "all-reduce": tuple(f"all-reduce@{size}" for size in SIZES),
-    "abs-sgd": tuple(f"abs-sgd@{size}" for size in SIZES),
-    "local-sgd": tuple(f"local-sgd:steps={steps}@{size}" for steps in STEPS for size in SIZES),
-    "local-sgd:by_speed": tuple(f"local-sgd:by_speed:steps={steps}@{size}" for steps in STEPS for size in SIZES),
+CLUSTERS = {"far": (1.0, 1.0, 0.5, 0.25), "near": (1.0, 0.92, 0.85, 0.75)}
+VARIANTS = {
+    "elastic-averaging": "elastic-averaging:steps={steps}",
+    "adaptive-sgd": "adaptive-sgd:overlap:mega_batch={mega_batch}",
+    "adaptive-sgd, momentum": "adaptive-sgd:overlap:momentum=0.5:mega_batch={mega_batch}",
+    "abs-sgd": "abs-sgd",
+    "all-reduce": "all-reduce",
+    "crossbow": "crossbow",
+    "crossbow without momentum": "crossbow:momentum=0",
+    "adaptive-sgd --paper": "adaptive-sgd:paper:mega_batch={mega_batch}",
+    "local-sgd": "local-sgd:steps={steps}",
+    "local-sgd:by_speed": "local-sgd:by_speed:steps={steps}",
 }
-OURS = "adaptive-sgd"
-RATES = (0.1, 0.3, 1.0, 3.0)
-EVALUATE_EVERY = 1024
+OURS, RIVAL = "adaptive-sgd", "elastic-averaging"
+RATES = (0.3, 1.0, 3.0, 10.0, 30.0)
 MERGES = 60  # of --settling
 
 
 @dataclass(frozen=True)
 class Task:
-    """Rows, the P@1 to reach, held-out rows that judge it, and samples after which a trial ends in any case."""
+    """Rows, and for how long they are learned."""
 
     data: str
-    target: float
-    evaluated: int
-    most: int
+    span: Span
 
 
 TASKS = {
-    "eurlex": Task("xmc", 0.50, 1000, 160_000),
-    "generated": Task("xmc-generated:like=eurlex-4k:scale=0.1", 0.35, 381, 40_000),
+    "eurlex": Task("xmc", Span(seconds=1500.0, evaluations=15, rows=3809)),
+    "generated": Task("xmc-generated:like=delicious-200k:scale=0.01", Span(seconds=200.0, evaluations=20, rows=1001)),
 }
+
+
+def variants(method: str, options: argparse.Namespace) -> list[str]:
+    """A method with all numbers of steps between two merges, where it has them, and all micro-batches."""
+    return list(
+        dict.fromkeys(
+            VARIANTS[method].format(steps=steps, mega_batch=4 * steps * size) + f"@{size}"
+            for steps in options.steps
+            for size in options.sizes
+        )
+    )
 
 
 def cluster_of(trial: Trial) -> Cluster:
@@ -88,66 +90,92 @@ def cluster_of(trial: Trial) -> Cluster:
     )
 
 
-def task_of(data: str) -> Task:
-    return next(task for task in TASKS.values() if task.data == data)
-
-
-def judge_of(trial: Trial) -> Judge:
-    task = task_of(trial.data)
-    return Judge("accuracy", task.target, task.evaluated, EVALUATE_EVERY, task.most)
-
-
-def setting(options: argparse.Namespace) -> Setting:
-    return Setting(
-        cluster_of=cluster_of,
-        judge_of=judge_of,
-        as_trained=lambda trial: trial,
-        rates=lambda cell: RATES,
-        seeds=options.seeds,
-        folders={"xmc": options.data},
-    )
-
-
 def present(options: argparse.Namespace) -> list[Task]:
     """The tasks that were asked for and whose data are there."""
     found = []
     for name in options.tasks:
         task = TASKS[name]
         try:
-            load(task.data, "sparse-mlp", options.data if task.data == "xmc" else None)
+            load(task.data, "sparse-mlp", options.data)
             found.append(task)
         except PacelineError as error:
             print(f"{task.data} is left out. {error}", flush=True)
     return found
 
 
+class Cell:
+    """One task on one cluster: what is not in the file yet is trained."""
+
+    def __init__(self, kept: KeptCurves, task: Task, cluster: str, folder: Path, seeds: int) -> None:
+        self._kept, self._task, self._cluster, self._folder, self._seeds = kept, task, cluster, folder, seeds
+
+    def curve(self, strategy: str, rate: float, seed: int, beat: Curve | None = None) -> Curve:
+        purpose = f"{self._task.span.seconds:g} s"
+        trial = Trial("sparse-mlp", "sgd", strategy, rate, seed, self._cluster, COMM, self._task.data, purpose)
+        found = self._kept.get(trial)
+        if found is None:
+            found = learn(trial, cluster_of(trial), self._task.span, self._folder, 0.0, beat)
+            self._kept.add(trial, found)
+            print(
+                f"  {strategy} {rate:g}: {found.best:.3f}, in the end {found.final:.3f}"
+                + ("" if found.ended else " given up"),
+                flush=True,
+            )
+        return found
+
+    def tuned(self, strategies: Sequence[str]) -> Tuned:
+        return tuned(strategies, RATES, lambda strategy, rate, beat: self.curve(strategy, rate, 0, beat))
+
+    def curves(self, setting: tuple[str, float]) -> list[Curve]:
+        """Of all seeds."""
+        return [self.curve(*setting, seed) for seed in range(self._seeds)]
+
+
 def compare(options: argparse.Namespace) -> None:
-    comparison = Comparison(options.out, options.jobs, setting(options))
-    sections: list[str] = []
+    torch.set_num_threads(1)
+    kept, sections = KeptCurves(options.out / "runs.jsonl"), list[str]()
     for task in present(options):
         for name in options.clusters:
-            cell = Cell("sparse-mlp", "sgd", name, COMM, task.data)
-            results = {method: comparison.method(cell, METHODS[method]) for method in options.methods}
+            cell = Cell(kept, task, name, options.data, options.seeds)
+            rival = cell.tuned(variants(RIVAL, options))
+            level = statistics.median(curve.best for curve in cell.curves(rival.best()))
             speeds = ", ".join(f"{speed:g}" for speed in CLUSTERS[name])
             rows = [
-                f"\n## {task.data}, speeds {speeds}: P@1 {task.target:g}\n",
-                "| method | at its best, @ micro-batch | rate | time to target | samples | adaptive-sgd is sooner |",
-                "|---" * 6 + "|",
-                *(row(method, result, results.get(OURS)) for method, result in results.items()),
+                f"\n## {task.data}, speeds {speeds}\n",
+                f"For a time of {task.span.seconds:g}; and to {level:.3f}, elastic averaging's best.\n",
+                "| method | best P@1 | in the end | share of ideal | with | time to that P@1 | over ours | with |",
+                "|---|---|---|---:|---|---|---:|---|",
             ]
-            print("\n".join(rows), flush=True)
+            ours = soonest(cell, cell.tuned(variants(OURS, options)), level)[1]
+            for method in options.methods:
+                rows.append(row(method, cell, cell.tuned(variants(method, options)), level, ours))
+                print("\n".join(rows) if method == options.methods[-1] else rows[-1], flush=True)
             sections += rows
             write(options.out / "comparison.md", sections)
 
 
-def row(method: str, result: Result, ours: Result | None) -> str:
-    best = f"`{result.strategy}`"
-    if not result.by_seed:
-        return f"| {method} | {best} | {result.lr:g} | not reached by every seed | – | – |"
-    sooner = "–"
-    if ours is not None and ours.by_seed:
-        sooner = spread([a / b for a, b in zip(result.by_seed, ours.by_seed, strict=True)], ".2f", "×")
-    return f"| {method} | {best} | {result.lr:g} | {spread(result.by_seed, '.0f')} | {result.samples:.0f} | {sooner} |"
+def soonest(cell: Cell, method: Tuned, level: float) -> tuple[tuple[str, float] | None, list[float]]:
+    """The setting that reaches the level first, and when each seed does; none if one does not."""
+    setting = method.soonest(level)
+    times = [] if setting is None else [curve.time_to(level) for curve in cell.curves(setting)]
+    return setting, [t for t in times if t is not None] if None not in times else []
+
+
+def row(method: str, cell: Cell, found: Tuned, level: float, ours: Sequence[float]) -> str:
+    best = found.best()
+    curves = cell.curves(best)
+    ideal = statistics.median(curve.share_of_ideal for curve in curves)
+    setting, times = soonest(cell, found, level)
+    scores = (spread([getattr(curve, at) for curve in curves], ".3f") for at in ("best", "final"))
+    end = f"| {method} | {' | '.join(scores)} | {ideal:.3f} | {said(best)} |"
+    if setting is None or not times:
+        return f"{end} not reached by every seed | – | – |"
+    over = f"{statistics.median(times) / statistics.median(ours):.2f}×" if ours else "–"
+    return f"{end} {spread(times, '.0f')} | {over} | {said(setting)} |"
+
+
+def said(setting: tuple[str, float]) -> str:
+    return f"`{setting[0]}`, {setting[1]:g}"
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:
@@ -159,7 +187,7 @@ def write(file: Path, sections: Sequence[str]) -> None:
     machine = (
         f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}. "
         "Virtual time: the machine's load does not matter. Medians over the seeds, least and most in brackets; times "
-        "in micro-batches of 32 of a device of speed 1."
+        "in micro-batches of 32 of a device of speed 1. `with`: options @ micro-batch, learning rate."
     )
     file.write_text("\n".join(["# Adaptive SGD against other methods on sparse data", "", machine, *sections, ""]))
 
@@ -195,10 +223,15 @@ def main() -> None:
     def names(text: str) -> list[str]:
         return text.split(",")
 
-    for option, choices in (("tasks", TASKS), ("clusters", CLUSTERS), ("methods", METHODS)):
+    for option, choices in (("tasks", TASKS), ("clusters", CLUSTERS), ("methods", VARIANTS)):
         parser.add_argument(f"--{option}", type=names, default=list(choices), help="of " + ", ".join(choices))
+
+    def numbers(text: str) -> list[int]:
+        return [int(each) for each in text.split(",")]
+
+    parser.add_argument("--sizes", type=numbers, default=[32, 8], help="of micro-batches")
+    parser.add_argument("--steps", type=numbers, default=[8, 2], help="of a worker, between two merges")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of EURLex-4K")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/adaptive"))
     parser.add_argument("--settling", action="store_true", help="updates and batches instead, without gradients")

@@ -55,6 +55,7 @@ class Setting:
         rates: learning rates to choose from, for all methods the same.
         seeds: trials of a method at the rate that was best with the first of them.
         folders: of data that need one.
+        finalists: rates, of the best with the first seed, that are tried with all; the best of them counts.
     """
 
     cluster_of: Callable[[Trial], Cluster]
@@ -63,6 +64,7 @@ class Setting:
     rates: Callable[[Cell], Sequence[float]]
     seeds: int
     folders: Mapping[str, Path] = field(default_factory=dict)
+    finalists: int = 1
 
 
 class Comparison:
@@ -108,6 +110,7 @@ class Comparison:
         """The method at its best options and rate in the cell, over all seeds. A rate at which some seed does not reach
         the target is passed over for the next best."""
         ranking = self.tuned(cell, strategies)
+        finalists: list[Result] = []
         for strategy, lr in ranking:
             trials = [cell.trial(strategy, lr, seed) for seed in range(self.setting.seeds)]
             outcomes = self.outcomes(trials)
@@ -116,8 +119,10 @@ class Comparison:
             if len(seconds) == len(trials):
                 batch = sum(samples) / sum(each.rounds for each in outcomes)
                 middle = statistics.median(seconds), statistics.median(samples)
-                return Result(strategy, lr, *middle, batch, tuple(seconds))
-        return Result(*ranking[0], None, None, 0.0)
+                finalists.append(Result(strategy, lr, *middle, batch, tuple(seconds)))
+            if len(finalists) == self.setting.finalists:
+                break
+        return min(finalists, key=lambda result: result.seconds or 0.0, default=Result(*ranking[0], None, None, 0.0))
 
     def tuned(self, cell: Cell, strategies: Sequence[str]) -> list[tuple[str, float]]:
         """Strategies and rates that reach the target with seed 0, the first to do so first."""

@@ -32,6 +32,7 @@ from paceline.simulator.cluster import Cluster
 from paceline.strategies import create
 from paceline.strategies.strategy import Strategy
 from paceline.workloads.workload import Samples, Workload
+from parts.deferred import DeferringLearner
 
 MICRO_BATCH = 32
 SMOOTHED = 3  # evaluations whose mean must reach the target
@@ -135,7 +136,7 @@ class Course:
         self.strategy = strategy_of(trial.strategy)
         self.cluster = with_servers(cluster, self.strategy, None)
         samples = judge.epoch or len(workload.train)
-        self.learners = [_learner(workload, trial, rank, samples) for rank in range(self.cluster.ranks)]
+        self.learners = [learner_of(workload, trial, rank, samples) for rank in range(self.cluster.ranks)]
         self._workload, self._judge, self._most = workload, judge, most
         self._model = workload.build_model(trial.seed)
         self._rounds = Rounds(self.strategy, cluster.workers)
@@ -236,7 +237,7 @@ def sent_bytes(trial: Trial, cluster: Cluster, folder: Path | None, epoch: int, 
     served, micro_batch = with_servers(cluster, strategy, None), micro_batch_of(trial.strategy)
     sent, pushes, nbytes = [], [], 0
     for number in epochs:
-        learners = [_learner(workload, trial, rank, epoch) for rank in range(served.ranks)]
+        learners = [learner_of(workload, trial, rank, epoch) for rank in range(served.ranks)]
         data = Data(epoch, number)
         run = simulate(strategy, served, micro_batch=micro_batch, data=data, learners=learners)
         sent.append(sum(totals.nbytes for totals in run.workers))
@@ -245,14 +246,19 @@ def sent_bytes(trial: Trial, cluster: Cluster, folder: Path | None, epoch: int, 
     return (sent[1] - sent[0]) / ((pushes[1] - pushes[0]) * nbytes)
 
 
-def _learner(workload: Workload, trial: Trial, rank: int, samples: int) -> ReplicaLearner:
+def learner_of(
+    workload: Workload, trial: Trial, rank: int, samples: int, momentum: float | None = None
+) -> ReplicaLearner:
+    """What a rank learns with. `momentum`: of its optimizer; the workload's own by default."""
     model = workload.build_model(trial.seed)
 
     def backward(model: nn.Module, indices: NDArray[Any]) -> None:
         workload.loss(model, workload.train[torch.from_numpy(indices)]).backward()
 
-    replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr))
-    return ReplicaLearner(replica, backward, samples=samples, rank=rank, seed=trial.seed)
+    replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr, momentum=momentum))
+    random = any(isinstance(module, nn.Dropout) for module in model.modules())
+    kind = ReplicaLearner if random else DeferringLearner
+    return kind(replica, backward, samples=samples, rank=rank, seed=trial.seed)
 
 
 @lru_cache(maxsize=256)

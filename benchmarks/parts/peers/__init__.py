@@ -1,0 +1,1 @@
+"""Parts of the comparison with what people use today: `benchmarks/peers.py`."""

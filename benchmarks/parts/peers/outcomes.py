@@ -1,0 +1,202 @@
+"""What came of each race, kept as lines of a dated file, and what is worked out from them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from paceline.record import read_events
+from paceline.summary import summarise, window_of
+from parts.peers.course import WORKERS, Race, paces
+
+TARGET = 0.95
+TUNED_ON = "static"
+MOST_OVERSLEPT = 0.002  # seconds; races whose sleeps ended later on average were disturbed too much to count
+SMOOTHED = 3  # snapshots whose mean must reach the target
+EQUAL_SAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Raw numbers of a race.
+
+    Args:
+        race: what was run.
+        samples: used.
+        seconds: that it took.
+        possible: samples that all devices together could have computed in that time.
+        curve: (seconds, samples, held-out accuracy) of every snapshot.
+        bytes: sent by all processes together, None where they cannot be told from others'.
+        start_up: seconds from the launch to the first micro-batch; None for all but the first race of a session.
+        load: of the machine when it was over.
+        overslept: seconds that the workers' sleeps ended late on average, because others had the processors.
+    """
+
+    race: Race
+    samples: int
+    seconds: float
+    possible: float
+    curve: tuple[tuple[float, int, float], ...]
+    bytes: int | None
+    start_up: float | None
+    load: float
+    overslept: float
+
+    @property
+    def share_of_ideal(self) -> float:
+        return self.samples / self.possible
+
+    @property
+    def disturbed(self) -> bool:
+        return self.overslept > MOST_OVERSLEPT
+
+    @property
+    def smoothed(self) -> list[tuple[float, int, float]]:
+        points = self.curve
+        return [
+            (*points[last][:2], statistics.mean(each[2] for each in points[last - SMOOTHED + 1 : last + 1]))
+            for last in range(SMOOTHED - 1, len(points))
+        ]
+
+    @property
+    def time_to_target(self) -> float | None:
+        return next((t for t, _, metric in self.smoothed if metric >= TARGET), None)
+
+    @property
+    def final(self) -> float:
+        """Accuracy when the time was up."""
+        before = [metric for t, _, metric in self.smoothed if t <= self.race.seconds]
+        return before[-1] if before else 0.0
+
+    @property
+    def at_equal_samples(self) -> float | None:
+        return next((metric for _, samples, metric in self.smoothed if samples >= EQUAL_SAMPLES), None)
+
+
+def collect(race: Race, folder: Path, traces: Path, *, apart: bool) -> Outcome:
+    """Of a race that is over.
+
+    Args:
+        race: that it was.
+        folder: of the race; the first of a session is called 0.
+        traces: recorded jobs.
+        apart: whether the session's traffic was its own.
+    """
+    found = _of_paceline(race, folder) if (folder / "traffic.json").exists() else _of_peer(race, folder)
+    seconds = found["seconds"]
+    return Outcome(
+        race,
+        round(found["samples"]),
+        round(seconds, 3),
+        round(sum(pace.by(seconds) for pace in paces(race.cluster, race.seed, race.seconds, traces)), 1),
+        tuple((round(t, 3), int(samples), round(metric, 4)) for t, samples, metric in found["curve"]),
+        found["bytes"] if apart else None,
+        round(found["start_up"], 2) if folder.name == "0" else None,
+        float(Path("/proc/loadavg").read_text().split()[0]),
+        round(
+            statistics.mean(json.loads((folder / f"over-{rank}").read_text())["overslept"] for rank in range(WORKERS)),
+            5,
+        ),
+    )
+
+
+def _of_peer(race: Race, folder: Path) -> dict[str, Any]:
+    ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORKERS)]
+    samples = ranks[0]["samples"] or sum(each["own"] for each in ranks)
+    return ranks[0] | {"samples": samples, "seconds": max(race.seconds, *(each["ended"] for each in ranks))}
+
+
+def _of_paceline(race: Race, folder: Path) -> dict[str, Any]:
+    (events,) = folder.glob("runs/run/*/events")
+    happened = read_events(events)
+    start, _ = window_of(happened, race.seconds)
+    summary = summarise(happened, speeds=[1.0], seconds=race.seconds)
+    metrics = sorted((event for event in happened if event["kind"] == "metric"), key=lambda event: event["t"])
+    traffic: dict[str, Any] = json.loads((folder / "traffic.json").read_text())
+    return traffic | {
+        "seconds": summary.seconds,
+        "samples": summary.share_of_ideal * summary.seconds,
+        "curve": [(max(event["t"] - start, 0.0), event["samples"], event["metric"]) for event in metrics],
+    }
+
+
+class Book:
+    """A dated file: how it was made (again each time that it is gone on with), then a line for each race, and for each
+    method that could not be run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.about: dict[str, Any] = {}
+        self.failures: dict[str, str] = {}
+        self.outcomes: dict[Race, Outcome] = {}
+        self._lock = threading.Lock()
+        for line in path.read_text().splitlines() if path.exists() else ():
+            self._take(json.loads(line))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "about" in line:
+            self.about = line["about"]
+        elif "failed" in line:
+            self.failures[line["failed"]] = line["reason"]
+        else:
+            race = Race(**line.pop("race"))
+            line["curve"] = tuple((t, samples, metric) for t, samples, metric in line["curve"])
+            outcome = Outcome(race, **line)
+            if race not in self.outcomes or outcome.overslept < self.outcomes[race].overslept:
+                self.outcomes[race] = outcome  # the less disturbed one counts
+            self.failures.pop(race.method, None)
+
+    def begin(self, about: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._write({"about": about})
+
+    def add(self, outcome: Outcome) -> None:
+        fields = {name: getattr(outcome, name) for name in outcome.__dataclass_fields__}
+        self._write(fields | {"race": outcome.race.as_dict()})
+
+    def fail(self, method: str, reason: str) -> None:
+        self._write({"failed": method, "reason": reason})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            text = json.dumps(line)
+            with self.path.open("a") as file:
+                file.write(text + "\n")
+            self._take(json.loads(text))
+
+    def best(self, method: str) -> Race | None:
+        """The method's best settings: those whose median time to the target was the shortest on the static cluster, of
+        all that were tried with as many seeds as any others."""
+        tried: dict[tuple[int, float, float], list[Outcome]] = {}
+        for race, each in self.outcomes.items():
+            if race.method == method and race.cluster == TUNED_ON and not each.disturbed:
+                tried.setdefault((race.micro_batch, race.lr, race.seconds), []).append(each)
+        most = max(map(len, tried.values()), default=0)
+        complete = [found for found in tried.values() if len(found) == most]
+        return min(complete, key=quality)[0].race if complete else None
+
+    def at_best(self, method: str, cluster: str) -> list[Outcome]:
+        """Of all seeds, at the method's best settings; none if there are not enough."""
+        best = self.best(method)
+        found = [
+            each
+            for race, each in sorted(self.outcomes.items(), key=lambda item: item[0].seed)
+            if best is not None and race == replace(best, cluster=cluster, seed=race.seed) and not each.disturbed
+        ]
+        return found if len(found) >= self.about.get("seeds", 1) else []
+
+
+def median_time(outcomes: Sequence[Outcome]) -> float:
+    """To the target, over the seeds; infinite if most of them did not reach it."""
+    return statistics.median(inf if each.time_to_target is None else each.time_to_target for each in outcomes)
+
+
+def quality(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """The smaller the better: the time to the target, and where it was not reached the accuracy in the end."""
+    return median_time(outcomes), -statistics.median(each.final for each in outcomes)

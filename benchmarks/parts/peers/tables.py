@@ -1,0 +1,232 @@
+"""From the raw numbers of a dated file to its tables, and to those of the README and of docs/peers.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+
+from parts.peers.course import CLUSTERS
+from parts.peers.methods import METHODS, Method
+from parts.peers.outcomes import EQUAL_SAMPLES, MOST_OVERSLEPT, SMOOTHED, TARGET, TUNED_ON, Book, Outcome, median_time
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "peers"
+SHORT = {
+    "equal": "equal",
+    "static": "1, 1, ½, ¼",
+    "drifting": "drifting",
+    "straggler": "straggler",
+    "traces": "recorded",
+}
+IN_README = ("ddp", "ddp-balanced", "post-local-sgd", "accelerate-local-sgd", "torchft-local-sgd", "hivemind-local")
+IN_README += ("ray-ddp", "local-sgd:by_speed", "abs-sgd")
+BEGIN, END = "<!-- peers: made by scripts/bench peers --tables -->", "<!-- /peers -->"
+WORDS = {"peer": "as documented", "by hand": "by hand", "paceline": "Paceline"}
+
+Cell = Callable[[Sequence[Outcome]], str]
+
+
+def newest() -> Path:
+    """The latest dated file."""
+    return max(RESULTS.glob("*.jsonl"))
+
+
+def raced(book: Book) -> list[Method]:
+    """Methods that have results, in the order of the list."""
+    return [method for method in METHODS if book.at_best(method.name, TUNED_ON)]
+
+
+def clusters_of(book: Book) -> list[str]:
+    """Those on which somebody has enough races."""
+    return [name for name in CLUSTERS if any(book.at_best(method.name, name) for method in METHODS)]
+
+
+def table(book: Book, methods: Sequence[Method], cell: Cell) -> list[str]:
+    """One row a method, one column a cluster."""
+    clusters = clusters_of(book)
+    lines = ["| method | | " + " | ".join(SHORT[name] for name in clusters) + " |"]
+    lines.append("|---|---|" + "---:|" * len(clusters))
+    for method in methods:
+        found = [book.at_best(method.name, name) for name in clusters]
+        cells = [cell(outcomes) if outcomes else "" for outcomes in found]
+        lines.append(f"| `{method.name}` | {WORDS[method.kind]} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def time_cell(book: Book) -> Cell:
+    """Seconds to the target: median, and least and most; the first of a cluster in bold."""
+    best = {
+        name: min(
+            (median_time(found) for method in raced(book) if (found := book.at_best(method.name, name))), default=inf
+        )
+        for name in clusters_of(book)
+    }
+
+    def cell(outcomes: Sequence[Outcome]) -> str:
+        times = sorted(inf if each.time_to_target is None else each.time_to_target for each in outcomes)
+        middle = statistics.median(times)
+        if middle == inf:
+            return f"> {outcomes[0].race.seconds:.0f}"
+        told = f"**{middle:.1f}**" if middle == best[outcomes[0].race.cluster] else f"{middle:.1f}"
+        return f"{told} ({times[0]:.1f}–{_or_more(times[-1])})"
+
+    return cell
+
+
+def _or_more(seconds: float) -> str:
+    return "…" if seconds == inf else f"{seconds:.1f}"
+
+
+def median_of(value: Callable[[Outcome], float | None], form: str) -> Cell:
+    def cell(outcomes: Sequence[Outcome]) -> str:
+        known = [found for each in outcomes if (found := value(each)) is not None]
+        return format(statistics.median(known), form) if known else "–"
+
+    return cell
+
+
+def factors(book: Book) -> list[str]:
+    """How many times sooner the best strategy of Paceline is, cluster by cluster."""
+    clusters = clusters_of(book)
+    rows: dict[str, list[str]] = {"DDP": [], "the best peer as documented": [], "DDP balanced by hand": []}
+    names = []
+    for cluster in clusters:
+        time_of = {
+            method: median_time(found) for method in raced(book) if (found := book.at_best(method.name, cluster))
+        }
+        ours = {method.name: time for method, time in time_of.items() if method.kind == "paceline"}
+        peers = [time for method, time in time_of.items() if method.kind == "peer"]
+        by_name = {method.name: time for method, time in time_of.items()}
+        best = min(ours.values(), default=inf)
+        names.append(f"`{min(ours, key=lambda name: ours[name])}`" if best < inf else "–")
+        for name, time in zip(
+            rows, (by_name.get("ddp"), min(peers, default=None), by_name.get("ddp-balanced")), strict=True
+        ):
+            rows[name].append(_factor(time, best, _longest(book)))
+    lines = ["| sooner than | " + " | ".join(SHORT[name] for name in clusters) + " |"]
+    lines.append("|---|" + "---:|" * len(clusters))
+    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
+    return [*lines, "| first of Paceline's | " + " | ".join(names) + " |"]
+
+
+def _longest(book: Book) -> float:
+    return max((race.seconds for race in book.outcomes), default=0.0)
+
+
+def _factor(time: float | None, best: float, longest: float) -> str:
+    if time is None or best == inf:
+        return "–"
+    return f"> {longest / best:.2f}×" if time == inf else f"{time / best:.2f}×"
+
+
+def report(book: Book) -> str:
+    """The whole of the dated file's companion."""
+    methods, about = raced(book), book.about
+    counted = [each for each in book.outcomes.values() if not each.disturbed]
+    loads = sorted(each.load for each in counted)
+    per_sample = median_of(lambda each: None if each.bytes is None else each.bytes / each.samples / 1000, ".1f")
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    seeds = max((len(book.at_best(method.name, "static")) for method in methods), default=0)
+    lines = [
+        f"# Paceline and what people use today, {about['date']}",
+        "",
+        f"{about['machine']}; {versions}. Load of the machine while it was measured: median "
+        f"{statistics.median(loads):.0f}, {loads[0]:.0f} to {loads[-1]:.0f}; {about['races_at_once']} races at a time. "
+        f"{len(book.outcomes) - len(counted)} of {len(book.outcomes)} races do not count: their sleeps ended more than "
+        f"{1000 * MOST_OVERSLEPT:g} ms late on average, because others had the processors.",
+        "",
+        f"Races of {_longest(book):.0f} s on real processes; medians of {seeds} seeds, least and most in brackets. "
+        "Made from the lines of the file of the same name by `scripts/bench peers --tables`.",
+        "",
+        *(f"- {SHORT[name]}: {CLUSTERS[name]}" for name in clusters_of(book)),
+        "",
+        f"## Seconds to a held-out accuracy of {TARGET}",
+        "",
+        f"The mean of {SMOOTHED} snapshots in a row must reach it.",
+        "",
+        *table(book, methods, time_cell(book)),
+        "",
+        "How many times sooner the first of Paceline's strategies is:",
+        "",
+        *factors(book),
+        "",
+        "## Share of ideal",
+        "",
+        *table(book, methods, median_of(lambda each: each.share_of_ideal, ".1%")),
+        "",
+        "## Accuracy when the time is up",
+        "",
+        *table(book, methods, median_of(lambda each: each.final, ".3f")),
+        "",
+        f"## Accuracy after {EQUAL_SAMPLES:,} samples",
+        "",
+        *table(book, methods, median_of(lambda each: each.at_equal_samples, ".3f")),
+        "",
+        "## Kilobytes sent for a sample used",
+        "",
+        "All traffic of all processes, counted on the loopback of a network of their own: headers and control too.",
+        "",
+        *table(book, methods, per_sample),
+        "",
+        "## Settings, and seconds from launch to the first micro-batch",
+        "",
+        *settings(book, methods),
+        *not_run(book),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def not_run(book: Book) -> list[str]:
+    """Everybody who is missing, and why."""
+    done = {method.name for method in raced(book)}
+    missing = [method.name for method in METHODS if method.name not in done]
+    if not missing:
+        return []
+    why = "there are not enough races yet that were not disturbed"
+    return ["", "## Not in the tables", "", *(f"- `{name}`: {book.failures.get(name, why)}" for name in missing)]
+
+
+def settings(book: Book, methods: Sequence[Method]) -> list[str]:
+    lines = ["| method | set up | micro-batch | rate | start-up |", "|---|---|---:|---:|---:|"]
+    for method in methods:
+        best = book.best(method.name)
+        assert best is not None
+        starts = [
+            each.start_up
+            for race, each in book.outcomes.items()
+            if race.method == method.name and each.start_up is not None
+        ]
+        start = f"{min(starts):.1f}" if starts else "–"
+        lines.append(f"| `{method.name}` | {method.configuration} | {best.micro_batch} | {best.lr:g} | {start} |")
+    return lines
+
+
+def readme_table(book: Book) -> str:
+    """Time to target, for the README."""
+    methods = [method for method in raced(book) if method.name in IN_README]
+    return "\n".join(table(book, methods, median_of(lambda each: each.time_to_target or inf, ".1f")))
+
+
+def whole_table(book: Book) -> str:
+    """Time to target and factors, for docs/peers.md."""
+    return "\n".join([*table(book, raced(book), time_cell(book)), "", *factors(book)])
+
+
+def inserted(text: str, made: str) -> str:
+    """The text with what is between the marks replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
+
+
+def write_tables(book: Book, path: Path) -> str:
+    """The dated tables; if they are the newest of the project's own, also the README's and the page's."""
+    made = report(book)
+    path.write_text(made)
+    if book.path.resolve() == newest().resolve():
+        for page, part in ((ROOT / "README.md", readme_table(book)), (ROOT / "docs" / "peers.md", whole_table(book))):
+            page.write_text(inserted(page.read_text(), part))
+    return made

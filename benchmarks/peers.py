@@ -1,0 +1,204 @@
+"""Paceline and what people use today: same model, data, cluster and tuning grid, side by side on real processes.
+
+    scripts/bench peers                 everything that today's file does not hold yet, or only disturbed
+    scripts/bench peers --quick         a few methods on two clusters, in minutes
+    scripts/bench peers --methods ddp,abs-sgd --clusters static
+    scripts/bench peers --tables        only make the tables of the file again
+    scripts/bench peers --picture DIR   draw docs/timeline.svg from a race's folder
+
+Every device is emulated as in a race: it computes, then sleeps for what a slower one would still need. Each method is
+tuned on the static cluster, with all seeds, over the same grid of micro-batches and learning rates; these settings are
+then used on all clusters. Peers live in environments of their own in .venv/peers, which this script makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import signal
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+from parts.peers.course import (
+    CLUSTERS,
+    PIECE,
+    PIECE_SECONDS,
+    TRACES,
+    Race,
+    load_workload,
+)
+from parts.peers.methods import METHODS, Method
+from parts.peers.outcomes import TUNED_ON, Book, Outcome, collect
+from parts.peers.picture import draw
+from parts.peers.sessions import NotInstalledError, can_be_apart, command_of, environment, run_session, versions_of
+from parts.peers.tables import RESULTS, ROOT, write_tables
+
+from paceline.race.emulation import solo_speed
+from paceline.versions import versions
+
+SECONDS = 20.0
+# Micro-batches and learning rates, for all the same.
+GRID = ((4, 0.05), (4, 0.1), (4, 0.2), (8, 0.2))
+QUICK_METHODS = ("ddp", "ddp-balanced", "post-local-sgd", "all-reduce", "local-sgd:by_speed", "abs-sgd")
+QUICK_CLUSTERS = ("static", "straggler")
+
+
+class Comparison:
+    """Runs what the book does not hold yet.
+
+    Args:
+        book: of outcomes.
+        options: of the command line.
+    """
+
+    def __init__(self, book: Book, options: argparse.Namespace) -> None:
+        self.book, self.options, self._stop = book, options, threading.Event()
+        self.apart = can_be_apart()
+        if not self.apart:
+            print("Without rights to make namespaces: bytes are not known, and peers see this machine's network.")
+        book.begin(about(self.apart, options.jobs, options.seeds))
+
+    def run(self, methods: Sequence[Method]) -> None:
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            try:
+                for done in [pool.submit(self.method, method) for method in methods]:
+                    done.result()
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def method(self, method: Method) -> None:
+        """Tune it, then race it on every cluster. A method that fails is noted, and the others go on."""
+        seeds = range(self.options.seeds)
+        try:
+            python = environment(method.package)
+            settings = [
+                Race(method.name, TUNED_ON, size, lr, 0, self.options.seconds) for size, lr in self.options.grid
+            ]
+            if not self.session(method, python, [replace(each, seed=seed) for seed in seeds for each in settings]):
+                return
+            best = self.book.best(method.name)
+            assert best is not None
+            clusters = [name for name in self.options.clusters if method.everywhere or name == TUNED_ON]
+            self.session(
+                method, python, [replace(best, cluster=name, seed=seed) for name in clusters for seed in seeds]
+            )
+        except NotInstalledError as error:
+            self.book.fail(method.name, str(error))
+
+    def session(self, method: Method, python: Path, races: Sequence[Race]) -> bool:
+        """Run those that are not in the book, or were disturbed too much; whether all of them are there then."""
+        known = self.book.outcomes
+        races = [race for race in races if race not in known or known[race].disturbed]
+        if not races:
+            return True
+        with tempfile.TemporaryDirectory(prefix="paceline-peers-") as top:
+            folder, traces = Path(top) / "session", self.options.traces
+
+            def note(number: int) -> None:
+                outcome = collect(races[number], folder / str(number), traces, apart=self.apart)
+                self.book.add(outcome)
+                show(outcome)
+
+            command = command_of(python, method.module, apart=self.apart)
+            failure = run_session(races, command, folder, traces, note, self._stop)
+            if failure is None or self._stop.is_set():
+                return failure is None
+            if self.options.keep_log:
+                print((folder / "log").read_text()[-6000:])
+        self.book.fail(method.name, failure.reason)
+        print(f"{method.name} on {races[0].cluster}: {failure.reason}", flush=True)
+        return False
+
+
+def show(outcome: Outcome) -> None:
+    race, reached = outcome.race, outcome.time_to_target
+    told = "not reached" if reached is None else f"{reached:.2f} s"
+    print(
+        f"{race.method:24} {race.cluster:10} micro-batch {race.micro_batch:2} rate {race.lr:<5g} seed {race.seed}: "
+        f"target {told:11} share of ideal {outcome.share_of_ideal:.3f} accuracy {outcome.final:.3f} "
+        f"overslept {1000 * outcome.overslept:.1f} ms",
+        flush=True,
+    )
+
+
+def about(apart: bool, jobs: int, seeds: int) -> dict[str, object]:
+    found = versions()
+    for package in {method.package for method in METHODS} - {""}:
+        with contextlib.suppress(NotInstalledError):
+            found |= versions_of(environment(package), ("accelerate", "torchft", "hivemind", "ray"))
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+        "load": round(os.getloadavg()[0], 2),
+        "races_at_once": jobs,
+        "seeds": seeds,
+        "versions": found,
+        "speed_alone": round(speed_alone(), 4),
+        "traffic_apart": apart,
+    }
+
+
+def speed_alone() -> float:
+    """Of a device with nobody beside it, as a part of what its emulation promises."""
+    workload = replace(load_workload(), micro_batch=PIECE)
+    return solo_speed(workload, Race("all-reduce", "equal", PIECE, GRID[0][1], 0, SECONDS).spec(), PIECE_SECONDS) * (
+        PIECE_SECONDS / PIECE
+    )
+
+
+def options_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = lambda text: text.split(",")  # noqa: E731
+    everybody = [method.name for method in METHODS]
+    parser.add_argument("--methods", type=names, default=everybody)
+    parser.add_argument("--clusters", type=names, default=list(CLUSTERS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of a race")
+    parser.add_argument("--jobs", type=int, default=4, help="races at the same time: workers sleep most of the time")
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today().isoformat()}.jsonl")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--picture", type=Path, metavar="DIR", help="a folder that `paceline race` has written")
+    parser.add_argument("--keep-log", action="store_true", help="print the log of a session that failed")
+    options = parser.parse_args()
+    options.grid = GRID
+    if options.quick:
+        options.clusters = list(QUICK_CLUSTERS)
+        options.methods = options.methods if options.methods != everybody else list(QUICK_METHODS)
+        options.seeds, options.grid = 1, GRID[1:2]
+        options.out = Path(tempfile.gettempdir()) / f"paceline-peers-quick-{date.today().isoformat()}.jsonl"
+    racing = not options.tables and options.picture is None
+    if racing and "traces" in options.clusters and not (options.traces / "pai_job_1.csv").exists():
+        print(f"The recorded jobs are not in {options.traces}: the cluster `traces` is left out.")
+        options.clusters.remove("traces")
+    return options
+
+
+def main() -> None:
+    options = options_of()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: sessions are ended first
+    if options.picture is not None:
+        (ROOT / "docs" / "timeline.svg").write_text(draw(options.picture))
+        return
+    book = Book(options.out)
+    if not options.tables:
+        chosen = {method.name: method for method in METHODS}
+        methods = [chosen.get(name) or Method(name, "paceline") for name in options.methods]
+        for method in methods:
+            print(f"{method.name}: {method.configuration}")
+        Comparison(book, options).run(methods)
+    print(write_tables(book, options.out.with_suffix(".md")))
+
+
+if __name__ == "__main__":
+    main()

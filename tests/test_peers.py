@@ -1,0 +1,164 @@
+"""The comparison with other software: its published tables are made from its raw numbers, and its parts are sound."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from parts.peers.course import CLUSTERS, PIECE, PIECE_SECONDS, WORKERS, Pace, PacedDevice, Race, paces, shares_of  # noqa: E402  (benchmarks are no package)
+from parts.peers.lane import Blocks  # noqa: E402  (benchmarks are no package)
+from parts.peers.methods import METHODS  # noqa: E402  (benchmarks are no package)
+from parts.peers.outcomes import Book, Outcome, median_time  # noqa: E402  (benchmarks are no package)
+from parts.peers.tables import BEGIN, END, factors, inserted, newest, readme_table, report, whole_table  # noqa: E402  (benchmarks are no package)
+
+
+@pytest.fixture(scope="module")
+def published() -> Book:
+    return Book(newest())
+
+
+def test_the_dated_tables_are_made_from_the_raw_numbers(published: Book) -> None:
+    assert newest().with_suffix(".md").read_text() == report(published)
+
+
+def test_the_readme_agrees_with_the_newest_file(published: Book) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == inserted(text, readme_table(published)), "run `scripts/bench peers --tables`"
+
+
+def test_the_page_agrees_with_the_newest_file(published: Book) -> None:
+    text = (ROOT / "docs" / "peers.md").read_text()
+    assert text == inserted(text, whole_table(published)), "run `scripts/bench peers --tables`"
+
+
+def test_nobody_is_dropped_silently(published: Book) -> None:
+    text = report(published)
+    for method in METHODS:
+        assert f"`{method.name}`" in text
+
+
+def outcome(method: str, *, seed: int = 0, cluster: str = "static", lr: float = 0.1, reached: float | None) -> Outcome:
+    """A race that has reached the target at this time."""
+    curve = tuple((0.5 * n, 10 * n, 0.9 if reached is None or 0.5 * n < reached else 0.99) for n in range(41))
+    race = Race(method, cluster, 4, lr, seed, 20.0)
+    return Outcome(race, 400, 20.0, 800.0, curve, 1000, None, 1.0, 0.001)
+
+
+def test_a_book_keeps_what_it_was_told(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book.jsonl")
+    book.begin({"date": "today"})
+    first, second = outcome("ddp", reached=5.0), outcome("ddp", seed=1, reached=None)
+    book.add(first)
+    book.add(second)
+    book.fail("ray-ddp", "no such package")
+    again = Book(tmp_path / "book.jsonl")
+    assert again.outcomes == {first.race: first, second.race: second}
+    assert again.failures == {"ray-ddp": "no such package"} and again.about == {"date": "today"}
+    again.add(outcome("ray-ddp", reached=3.0))
+    assert not again.failures, "it runs by now"
+
+
+def test_the_best_settings_are_those_with_the_shortest_median(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book.jsonl")
+    for seed, (slow, lucky) in enumerate([(6.0, 3.0), (6.0, 9.0), (7.0, None)]):
+        book.add(outcome("ddp", seed=seed, lr=0.1, reached=slow))
+        book.add(outcome("ddp", seed=seed, lr=0.2, reached=lucky))
+    best = book.best("ddp")
+    assert best is not None and best.lr == 0.1
+    book.add(outcome("ddp", cluster="equal", reached=2.0))
+    assert [each.race.cluster for each in book.at_best("ddp", "equal")] == ["equal"]
+    assert len(book.at_best("ddp", "static")) == 3
+
+
+def test_disturbed_races_do_not_count(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book.jsonl")
+    disturbed = replace(outcome("ddp", reached=3.0), overslept=0.01)
+    book.add(disturbed)
+    assert book.best("ddp") is None
+    undisturbed = outcome("ddp", reached=4.0)
+    book.add(undisturbed)
+    book.add(disturbed)
+    assert book.at_best("ddp", "static") == [undisturbed]
+    book.begin({"seeds": 3})
+    assert book.at_best("ddp", "static") == [], "three seeds are wanted"
+
+
+def test_the_target_must_be_reached_by_three_snapshots_in_a_row() -> None:
+    steady = outcome("ddp", reached=5.0)
+    assert steady.time_to_target == 5.5, "the mean of 0.9, 0.99 and 0.99 is above 0.95"
+    lucky = replace(steady, curve=((0.0, 0, 0.9), (0.5, 10, 0.9), (1.0, 20, 0.99), (1.5, 30, 0.9), (2.0, 40, 0.9)))
+    assert lucky.time_to_target is None
+    assert median_time([steady, steady, lucky]) == 5.5
+    assert steady.share_of_ideal == 0.5
+
+
+def test_factors_go_by_medians_and_say_when_the_time_was_too_short(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book.jsonl")
+    for method, reached in (("abs-sgd", 4.0), ("ddp", None), ("ddp-balanced", 6.0), ("post-local-sgd", 9.0)):
+        book.add(outcome(method, reached=reached))
+    assert factors(book)[2:] == [
+        "| DDP | > 4.44× |",
+        "| the best peer as documented | 2.11× |",
+        "| DDP balanced by hand | 1.44× |",
+        "| first of Paceline's | `abs-sgd` |",
+    ]
+
+
+def test_only_what_is_between_the_marks_is_replaced() -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert inserted(text, "new") == f"before\n{BEGIN}\n\nnew\n{END}\nafter\n"
+
+
+@pytest.mark.parametrize("cluster", [name for name in CLUSTERS if name != "traces"])
+def test_devices_are_as_fast_as_the_cluster_says(cluster: str) -> None:
+    alone = PIECE / PIECE_SECONDS
+    made = [pace.by(20.0) / (20.0 * alone) for pace in paces(cluster, seed=1, seconds=20.0)]
+    assert len(made) == WORKERS
+    if cluster == "equal":
+        assert made == pytest.approx([1.0] * WORKERS)
+    elif cluster == "static":
+        assert made == pytest.approx([1.0, 1.0, 0.5, 0.25])
+    elif cluster == "straggler":
+        lost = sum(1 - each for each in made) * 20 / (1 - 1 / 8)
+        assert lost == pytest.approx(round(lost), abs=0.05) and 3 <= lost <= 17, "seconds in which one of them was slow"
+    else:
+        assert [round(each, 3) for each in made] != [1.0, 1.0, 0.5, 0.25]
+    assert made == [pace.by(20.0) / (20.0 * alone) for pace in paces(cluster, seed=1, seconds=20.0)], "from the seed"
+
+
+def test_a_device_is_slow_at_its_time_however_its_work_is_cut() -> None:
+    now, samples = [0.0], 100
+    for size in (1, 4, 5):
+        pace = Pace([*range(1, 11), *(10 + n / 8 for n in range(1, 11)), *range(12, 200)])  # type: ignore[arg-type]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        device = PacedDevice(pace, 1.0, lambda: None, sleep=sleep)
+        device._clock = lambda: now[0]
+        began = now[0]
+        for _ in range(samples // size):
+            with device.micro_batch(size):
+                pass
+        assert now[0] - began == pytest.approx(pace.due(0.0, samples), abs=1e-6)
+
+
+def test_shares_add_up_and_follow_the_speeds() -> None:
+    assert shares_of([1.0, 1.0, 0.5, 0.25], 16) == [6, 6, 3, 1]
+    assert shares_of([1.0] * 4, 16) == [4] * 4
+    for batch in range(4, 40):
+        assert sum(shares_of([1.0, 0.9, 0.3, 0.2], batch)) == batch
+
+
+def test_ranks_share_the_samples_of_an_epoch_without_overlap() -> None:
+    shares = [3, 2, 1]
+    taken = [iter(Blocks(20, shares, rank, seed=0)) for rank in range(3)]
+    epoch = [index for _ in range(3) for each in taken for index in next(each)]
+    assert len(set(epoch)) == len(epoch) == 18
+    assert sorted(len(next(each)) for each in taken) == [1, 2, 3]
