@@ -2,6 +2,7 @@
 
     scripts/bench adaptive [--tasks eurlex,generated] [--clusters far,near] [--seeds 3] [--sizes 32,8] [--steps 8,2]
                            [--data DIR] [--out benchmarks/results/adaptive]
+    scripts/bench adaptive --processes    the same methods on four real processes, as they were tuned in virtual time
     scripts/bench adaptive --settling     updates and batches of every worker, merge by merge, without gradients
 
 Virtual time: four workers, micro-batches of 32 or 8, plain SGD (the paper's), an all-reduce takes 5 % of a micro-batch
@@ -18,17 +19,21 @@ import argparse
 import os
 import platform
 import statistics
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from statistics import mean
 
 import torch
 from parts.curves import Curve, KeptCurves, Span, Tuned, learn, tuned
+from parts.races import PROCESS_SECONDS, raced, say_machine
 from parts.trials import Trial, load, micro_batch_of, strategy_of
 
 from paceline.backends.simulated import simulate
 from paceline.errors import PacelineError
+from paceline.race.spec import RaceSpec
 from paceline.record import MemoryRecorder
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.jitter import LogNormal
@@ -55,15 +60,16 @@ MERGES = 60  # of --settling
 
 @dataclass(frozen=True)
 class Task:
-    """Rows, and for how long they are learned."""
+    """Rows, for how long they are learned, and the P@1 that races on processes go for."""
 
     data: str
     span: Span
+    target: float
 
 
 TASKS = {
-    "eurlex": Task("xmc", Span(seconds=1500.0, evaluations=15, rows=3809)),
-    "generated": Task("xmc-generated:like=delicious-200k:scale=0.01", Span(seconds=200.0, evaluations=20, rows=1001)),
+    "eurlex": Task("xmc", Span(seconds=1500.0, evaluations=15, rows=3809), 0.6),
+    "generated": Task("xmc-generated:like=delicious-200k:scale=0.01", Span(seconds=200.0, evaluations=20, rows=1001), 0.6),
 }
 
 
@@ -103,6 +109,47 @@ def present(options: argparse.Namespace) -> list[Task]:
     return found
 
 
+def processes(options: argparse.Namespace) -> None:
+    """Real processes: share of ideal, P@1 in the end, and when elastic averaging's best was reached. The merge's own cost
+    is what workers neither compute nor wait for others."""
+    torch.set_num_threads(1)
+    say_machine()
+    kept = KeptCurves(options.out / "runs.jsonl")
+    for task in present(options):
+        for name in options.clusters:
+            cell = Cell(kept, task, name, options.data, 1)
+            specs = [race_of(task, name, cell.tuned(variants(method, options)), options) for method in options.methods]
+            with tempfile.TemporaryDirectory() as folder:
+                found = raced(specs, options.seeds, Path(folder))
+            print(f"\n## {task.data}, speeds {', '.join(f'{speed:g}' for speed in CLUSTERS[name])}\n")
+            print(f"{options.seeds} races of {options.seconds:g} s a method, load {os.getloadavg()[0]:.1f}\n")
+            print("| method | rate | share of ideal | P@1 in the end | time to target, s | communicating | MB sent |")
+            print("|---" * 7 + "|")
+            for spec, (strategy, results) in zip(specs, found.items(), strict=True):
+                reached = " ".join("–" if t is None else f"{t:.1f}" for t in (each["time_to_target"] for each in results))
+                talking = [mean(worker["communicating"] for worker in each["workers"]) for each in results]
+                print(
+                    f"| {strategy} | {spec.lr:g} | {spread([each['share_of_ideal'] for each in results], '.3f')} "
+                    f"| {spread([each['final_metric'] for each in results], '.3f')} | {reached} "
+                    f"| {spread(talking, '.1%')} | {spread([each['bytes_sent'] / 1e6 for each in results], '.0f')} |",
+                    flush=True,
+                )
+
+
+def race_of(task: Task, cluster: str, method: Tuned, options: argparse.Namespace) -> RaceSpec:
+    strategy, rate = method.best()
+    return RaceSpec(
+        strategies=(strategy.partition("@")[0],),
+        speeds=CLUSTERS[cluster],
+        workload=task.data,
+        optimizer="plain-sgd",
+        lr=rate,
+        seconds=options.seconds,
+        target=task.target,
+        data=str(options.data),
+    )
+
+
 class Cell:
     """One task on one cluster: what is not in the file yet is trained."""
 
@@ -111,10 +158,10 @@ class Cell:
 
     def curve(self, strategy: str, rate: float, seed: int, beat: Curve | None = None) -> Curve:
         purpose = f"{self._task.span.seconds:g} s"
-        trial = Trial("sparse-mlp", "sgd", strategy, rate, seed, self._cluster, COMM, self._task.data, purpose)
+        trial = Trial("sparse-mlp", "plain-sgd", strategy, rate, seed, self._cluster, COMM, self._task.data, purpose)
         found = self._kept.get(trial)
         if found is None:
-            found = learn(trial, cluster_of(trial), self._task.span, self._folder, 0.0, beat)
+            found = learn(trial, cluster_of(trial), self._task.span, self._folder, beat)
             self._kept.add(trial, found)
             print(
                 f"  {strategy} {rate:g}: {found.best:.3f}, in the end {found.final:.3f}"
@@ -234,9 +281,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of EURLex-4K")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/adaptive"))
+    parser.add_argument("--seconds", type=float, default=PROCESS_SECONDS, help="of each race of --processes")
+    parser.add_argument("--processes", action="store_true", help="real processes instead")
     parser.add_argument("--settling", action="store_true", help="updates and batches instead, without gradients")
     options = parser.parse_args()
-    (settling if options.settling else compare)(options)
+    (processes if options.processes else settling if options.settling else compare)(options)
 
 
 if __name__ == "__main__":

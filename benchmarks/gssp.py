@@ -74,8 +74,8 @@ class Task:
 
 TASKS = {
     "lenet": Task("fashion-mnist", "lenet-5", "sgd", (0.02, 0.04, 0.08, 0.16), 0.80, 2000, 84_000),
-    "resnet": Task("cifar-10", "resnet-18", "sgd", (0.02, 0.04, 0.08, 0.16), 0.40, 1000, 40_000),
-    "seq2seq": Task("multi30k", "seq2seq", "adamw", (0.001, 0.002, 0.004, 0.008), 0.30, 200, 20_000),
+    "resnet": Task("cifar-10", "resnet-18", "sgd", (0.02, 0.04, 0.08, 0.16), 0.35, 1000, 40_000),
+    "seq2seq": Task("multi30k", "seq2seq", "adamw", (0.002, 0.004, 0.008, 0.016), 0.30, 200, 20_000),
 }
 
 

@@ -79,10 +79,10 @@ def test_evaluating_is_a_mean_over_samples_in_whatever_batches(monkeypatch: pyte
 
 def test_options_of_the_optimizer() -> None:
     workload = synthetic(100, 4, 3)
-    optimizer = workload.build_optimizer(workload.build_model(0), lr=0.5, momentum=0.0)
+    optimizer = workload.build_optimizer(workload.build_model(0), optimizer="plain-sgd", lr=0.5)
     assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.5, 0.0)
-    optimizer = workload.build_optimizer(workload.build_model(0), optimizer="adamw", lr=0.5, momentum=0.0)
-    assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.5, (0.0, 0.999))
+    optimizer = workload.build_optimizer(workload.build_model(0), optimizer="adamw", lr=0.5)
+    assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (0.5, (0.9, 0.999))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_fashion_mnist_from_plain_and_compressed_files(folder: Path, model: str 
     assert net(workload.test.x).shape == (20, 10)
     assert workload.loss(net, workload.train[0:2]).item() > 0
     assert (type(net) is LeNet5) == (model in (None, "lenet-5"))
-    assert [workload.learning_rate(optimizer) for optimizer in workloads.OPTIMIZERS] == [0.01, 0.01, 2e-3]
+    assert [workload.learning_rate(optimizer) for optimizer in workloads.OPTIMIZERS] == [0.01, 0.01, 2e-3, 0.01]
 
 
 def test_the_folder_may_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

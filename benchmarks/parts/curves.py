@@ -103,14 +103,12 @@ class Look:
         return self._workload.evaluate(self._model, self._held_out)[0]
 
 
-def learn(
-    trial: Trial, cluster: Cluster, span: Span, folder: Path | None, momentum: float, beat: Curve | None
-) -> Curve:
+def learn(trial: Trial, cluster: Cluster, span: Span, folder: Path | None, beat: Curve | None) -> Curve:
     """Train for so long. `beat`: give up when it stays far behind this curve."""
     workload, strategy = load(trial.data, trial.model, folder), strategy_of(trial.strategy)
     look = Look(workload, trial, span, beat)
     samples = len(workload.train)
-    learners = [learner_of(workload, trial, rank, samples, momentum) for rank in range(cluster.ranks)]
+    learners = [learner_of(workload, trial, rank, samples) for rank in range(cluster.ranks)]
     look.parameters, look.rounds = lambda: learners[0].parameters, Rounds(strategy, cluster.workers)
     ended, ideal = True, 0.0
     try:

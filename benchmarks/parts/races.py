@@ -8,6 +8,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +53,19 @@ def processes(seconds: float, seeds: int) -> None:
         name, jitter = RANDOM_JITTER
         places[name] = {"cluster": cluster_file(Path(folder), jitter)}
         for name, place in places.items():
-            found: dict[str, list[dict[str, Any]]] = {}
-            for seed in range(seeds):
-                spec = RaceSpec(strategies=strategies, seconds=seconds, seed=seed, **place)
-                for result in run_race(spec, Path(folder))["results"]:
-                    found.setdefault(result["strategy"], []).append(result)
+            found = raced([RaceSpec(strategies=strategies, seconds=seconds, **place)], seeds, Path(folder))
             show(name, found)
+
+
+def raced(specs: Sequence[RaceSpec], seeds: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of each strategy, seed by seed. Every seed goes through all races before the next, so that a machine
+    that gets slower does so for all."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(seeds):
+        for spec in specs:
+            for result in run_race(replace(spec, seed=seed), folder)["results"]:
+                found.setdefault(result["strategy"], []).append(result)
+    return found
 
 
 def show(name: str, found: dict[str, list[dict[str, Any]]]) -> None:

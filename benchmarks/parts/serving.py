@@ -18,11 +18,10 @@ from typing import Any
 from paceline.launch.local import launch
 from paceline.launch.roles import environment_of_servers
 from paceline.launch.surroundings import new_run
-from paceline.race.race import run_race
 from paceline.race.spec import RaceSpec
 from paceline.record import read_events
 from paceline.summary import account
-from parts.races import say_machine
+from parts.races import raced, say_machine
 
 SPEEDS = (1.0, 1.0, 0.5, 0.5, 1 / 3, 1 / 3)
 STRATEGIES = ("bsp", "ssp", "dssp", "asp", "gssp")
@@ -36,16 +35,12 @@ def processes(seconds: float, seeds: int) -> None:
     """Every strategy in the same race: share of ideal and time to target."""
     say_machine()
     print(f"{seeds} races of {seconds:g} s a strategy, digits, speeds {', '.join(f'{each:.2g}' for each in SPEEDS)}")
-    found: dict[str, list[dict[str, Any]]] = {}
+    specs = [
+        RaceSpec(strategies=(name,), speeds=SPEEDS, seconds=seconds, servers=GROUPS if name == "gssp" else 1, lr=0.05)
+        for name in STRATEGIES
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(seeds):
-            for strategy in STRATEGIES:
-                servers = GROUPS if strategy == "gssp" else 1
-                spec = RaceSpec(
-                    strategies=(strategy,), speeds=SPEEDS, seconds=seconds, seed=seed, servers=servers, lr=0.05
-                )
-                (result,) = run_race(spec, Path(folder))["results"]
-                found.setdefault(strategy, []).append(result)
+        found = raced(specs, seeds, Path(folder))
     print("\n| strategy | share of ideal | time to target, s | over ssp: samples |\n" + "|---" * 4 + "|")
     for strategy, results in found.items():
         ideal = [each["share_of_ideal"] for each in results]
@@ -130,7 +125,7 @@ def one_fault(strategy: str, servers: int, kind: str, seed: int) -> dict[str, An
     wanted = told["samples"]
     survivors = [rank for rank in range(WORKERS) if rank != victim]
     return {
-        "ok": outcome.ok and found is not None and bool(told["samples"]),
+        "ok": outcome.ok and bool(told["samples"]),
         "pause": max(longest_pause(events, rank) for rank in survivors),
         "lost": wanted - books.applied,
         "accuracy": told["accuracy"],

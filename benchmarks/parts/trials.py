@@ -246,16 +246,14 @@ def sent_bytes(trial: Trial, cluster: Cluster, folder: Path | None, epoch: int, 
     return (sent[1] - sent[0]) / ((pushes[1] - pushes[0]) * nbytes)
 
 
-def learner_of(
-    workload: Workload, trial: Trial, rank: int, samples: int, momentum: float | None = None
-) -> ReplicaLearner:
-    """What a rank learns with. `momentum`: of its optimizer; the workload's own by default."""
+def learner_of(workload: Workload, trial: Trial, rank: int, samples: int) -> ReplicaLearner:
+    """What a rank learns with."""
     model = workload.build_model(trial.seed)
 
     def backward(model: nn.Module, indices: NDArray[Any]) -> None:
         workload.loss(model, workload.train[torch.from_numpy(indices)]).backward()
 
-    replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr, momentum=momentum))
+    replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr))
     random = any(isinstance(module, nn.Dropout) for module in model.modules())
     kind = ReplicaLearner if random else DeferringLearner
     return kind(replica, backward, samples=samples, rank=rank, seed=trial.seed)

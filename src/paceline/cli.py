@@ -62,7 +62,7 @@ def race(
     speeds: SpeedsOption = None,
     workload: WorkloadOption = "digits",
     model: ModelOption = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, nesterov or adamw.")] = "sgd",
+    optimizer: Annotated[str, typer.Option(help="sgd, nesterov, adamw, or plain-sgd without momentum.")] = "sgd",
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the workload's for the optimizer.")] = None,
     backend: Annotated[str, typer.Option(help="processes or simulated.")] = "processes",
     seconds: Annotated[float, typer.Option(help="That every strategy may train for.")] = 20.0,

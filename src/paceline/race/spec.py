@@ -44,7 +44,7 @@ class RaceSpec:
         speeds: one a worker; a worker of speed ½ needs twice as long for a micro-batch.
         workload: name of the data and of how they are judged.
         model: one of the workload's; None takes its usual one.
-        optimizer: `sgd`, `nesterov` or `adamw`.
+        optimizer: `sgd`, `nesterov`, `adamw` or `plain-sgd`.
         lr: learning rate; None takes the workload's for the optimizer.
         backend: `processes` or `simulated`.
         seconds: that every strategy may train for.

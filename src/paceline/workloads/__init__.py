@@ -27,7 +27,7 @@ MODELS = {
 }
 """What each workload can train; its usual model first."""
 NAMES = tuple(MODELS)
-OPTIMIZERS = ("sgd", "nesterov", "adamw")
+OPTIMIZERS = ("sgd", "nesterov", "adamw", "plain-sgd")
 """What every workload knows a learning rate for; the usual one first."""
 
 

@@ -94,21 +94,20 @@ class Workload(ABC):
         *,
         optimizer: str | None = None,
         lr: float | None = None,
-        momentum: float | None = None,
     ) -> torch.optim.Optimizer:
         """The optimizer of a training.
 
         Args:
             model: that it moves.
-            optimizer: `sgd` (the default), `nesterov` (SGD with Nesterov's momentum) or `adamw`.
+            optimizer: `sgd` (the default), `nesterov` (SGD with Nesterov's momentum), `adamw`, or `plain-sgd` without
+                momentum.
             lr: learning rate; what the workload knows for this optimizer by default.
-            momentum: of AdamW it is β₁, which plays the same part; the workload's by default.
         """
         kind = OPTIMIZERS[0] if optimizer is None else optimizer
         rate = self.learning_rate(kind) if lr is None else lr
-        momentum = self.momentum if momentum is None else momentum
-        if kind == "adamw":
-            return torch.optim.AdamW(model.parameters(), lr=rate, betas=(momentum, 0.999))  # β₂: the usual one
+        if kind == "adamw":  # β₁ plays the part of momentum; β₂ is the usual one
+            return torch.optim.AdamW(model.parameters(), lr=rate, betas=(self.momentum, 0.999))
+        momentum = 0.0 if kind == "plain-sgd" else self.momentum
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=kind == "nesterov")
 
     def learning_rate(self, optimizer: str) -> float:
