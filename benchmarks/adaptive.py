@@ -69,7 +69,9 @@ class Task:
 
 TASKS = {
     "eurlex": Task("xmc", Span(seconds=1500.0, evaluations=15, rows=3809), 0.6),
-    "generated": Task("xmc-generated:like=delicious-200k:scale=0.01", Span(seconds=200.0, evaluations=20, rows=1001), 0.6),
+    "generated": Task(
+        "xmc-generated:like=delicious-200k:scale=0.01", Span(seconds=200.0, evaluations=20, rows=1001), 0.6
+    ),
 }
 
 
@@ -126,7 +128,9 @@ def processes(options: argparse.Namespace) -> None:
             print("| method | rate | share of ideal | P@1 in the end | time to target, s | communicating | MB sent |")
             print("|---" * 7 + "|")
             for spec, (strategy, results) in zip(specs, found.items(), strict=True):
-                reached = " ".join("–" if t is None else f"{t:.1f}" for t in (each["time_to_target"] for each in results))
+                reached = " ".join(
+                    "–" if t is None else f"{t:.1f}" for t in (each["time_to_target"] for each in results)
+                )
                 talking = [mean(worker["communicating"] for worker in each["workers"]) for each in results]
                 print(
                     f"| {strategy} | {spec.lr:g} | {spread([each['share_of_ideal'] for each in results], '.3f')} "

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from paceline.control.connection import connect
 from paceline.control.service import ControlService
 from paceline.control.wire import Frame, encode
 from paceline.errors import PacelineError
+from paceline.run.rank import Rank
 
 SECRET = b"the run's secret"
 RUN = {"strategy": "abs-sgd", "parameters": [["w", [2, 3], "float32", [3, 1]]]}
@@ -170,6 +172,17 @@ def test_a_service_that_ends_is_told():
         service.close()
         with pytest.raises(PacelineError, match="connection to the control service is gone"):
             client.status()
+
+
+def test_who_only_waits_for_messages_notices_that_nobody_can_tell_it_of_losses_any_more():
+    """A rank that was stopped, taken for dead, and went on waited for ever for peers that were through."""
+    with cluster(1) as (service, (client,)):
+        client.check()
+        service.close()
+        rank = SimpleNamespace(_control=client, _told=set())
+        with pytest.raises(PacelineError, match="connection to the control service is gone"):
+            while True:
+                Rank.check_peers(rank, 0.01)
 
 
 def test_nobody_at_the_address():

@@ -244,12 +244,16 @@ class ControlClient:
             self._lose_service(str(error))
             raise self._service_gone() from error
 
+    def check(self) -> None:
+        """Raise if the service is gone for good, or has let this rank go."""
+        if self._gone:
+            raise self._service_gone()
+
     def _raise_trouble(self) -> None:
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             raise refusal
-        if self._gone:
-            raise self._service_gone()
+        self.check()
 
     @property
     def _where(self) -> str:

@@ -129,7 +129,8 @@ class Rank:
 
     def check_peers(self, seconds: float) -> None:
         """If a rank is known to be lost, or becomes known within the time: tell the strategy, or raise if it cannot go
-        on without it."""
+        on without it. Raises as well if nobody can tell this rank any more: then it is lost itself."""
+        self._control.check()
         deadline = time.monotonic() + seconds
         while not self._control.lost.keys() - self._told and time.monotonic() < deadline:
             time.sleep(0.02)
