@@ -61,8 +61,8 @@ WARM_UP_EPOCHS, EPOCHS = 5, 7  # of GDTopK, whose ratio falls in the first five
 
 @dataclass(frozen=True)
 class Task:
-    """Data and model, how they are optimised and judged; `samples` of a training to the end, of which `every` so many are
-    from one evaluation to the next."""
+    """Data and model, how they are optimised and judged; `samples` of a training to the end, of which `every` so many
+    lie between two evaluations."""
 
     data: str
     model: str
