@@ -112,7 +112,7 @@ def present(options: argparse.Namespace) -> list[Task]:
 
 
 def processes(options: argparse.Namespace) -> None:
-    """Real processes: share of ideal, P@1 in the end, and when elastic averaging's best was reached. The merge's own cost
+    """Real processes: share of ideal, P@1 in the end, and when the target was reached. The merge's own cost
     is what workers neither compute nor wait for others."""
     torch.set_num_threads(1)
     say_machine()

@@ -51,14 +51,14 @@ class Exchange(ABC):
 
     # ---- own pushes
 
-    def stepped(self, mean: Tensor, scale: float, pushes: Sequence[Received], workers: int) -> None:
-        """A step was made with these pushes; a window closes when there are as many as workers of the group."""
+    def stepped(self, mean: Tensor, scale: float, pushes: Sequence[Received], window: int) -> None:
+        """A step was made with these pushes; a window closes when there are so many."""
         if not self._peers:
             return
         self._collect(mean, scale)
         self._pushes += len(pushes)
         self._samples += sum(push.samples for push in pushes)
-        if self._pushes >= workers:
+        if self._pushes >= window:
             self._send_window()
 
     def close(self) -> None:

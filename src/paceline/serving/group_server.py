@@ -216,7 +216,8 @@ class GroupServer:
             else:
                 node.learned(node.samples_applied + push.samples)
         self._version += sum(push.samples > 0 for push in pushes)
-        self._exchange.stepped(mean, scale, pushes, len(self._clocks.workers))
+        window = self._options.group_rules.window or len(self._clocks.workers)
+        self._exchange.stepped(mean, scale, pushes, window)
 
     def _tell_nothing_came(self, push: Received) -> None:
         """The worker has discarded its gradient. Where nothing else ever comes, the run ends."""

@@ -29,12 +29,14 @@ class GroupRules:
         regroup: whether workers move whose speed has changed.
         warm_up: iterations of a worker before its speed is known, and between two looks at it.
         exchange: see `exchange`.
+        window: pushes of a group between two words to the other groups; 0 for as many as it has workers.
     """
 
     grouping: str = "natural"
     regroup: bool = False
     warm_up: int = 1
     exchange: str = "delta"
+    window: int = 0
 
     @property
     def given(self) -> bool:

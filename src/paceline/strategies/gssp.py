@@ -1,13 +1,14 @@
 """GSSP: a parameter server in groups of similar speed (Sun et al., IEEE TCC 10(4) 2022, 10.1109/TCC.2021.3062398).
 
     inside a group       SSP: nobody is more than s + 1 iterations ahead of the slowest of its group
-    between groups       nobody waits; after n_g pushes (n_g workers of group g) the others hear of them
+    between groups       nobody waits; after `window` pushes the others hear of them
 
 [paper]  workers of similar performance form a group, with a server of its own; group servers talk asynchronously.
-[code]   16 workers, 4 groups of 4, s = 3; servers exchange sums of gradients.
+[code]   16 workers, 4 groups of 4, s = 3; servers exchange sums of gradients, after as many pushes as a group has workers.
 [ours]   how groups are formed: by the time of an iteration, measured. `natural` groups by default; who turns slower or
          faster moves, after two looks. Servers exchange changes of the parameters: then all agree at rest, whatever the
-         optimizer is. `paper=True` switches these off.
+         optimizer is; and after every push: in portions they come late and by jerks, which costs more samples than traffic
+         among servers is worth. `paper=True` switches these off.
 
 The model of the run is the mean of the groups' models.
 """
@@ -26,7 +27,7 @@ from paceline.serving.grouper import GroupRules
 from paceline.strategies.checks import as_published, at_least, one_of, yes_or_no
 from paceline.strategies.parameter_server import ParameterServer
 
-PUBLISHED = {"grouping": "equal", "regroup": False, "exchange": "gradient", "delay_cure": "none"}
+PUBLISHED = {"grouping": "equal", "regroup": False, "exchange": "gradient", "window": 0, "delay_cure": "none"}
 USUAL_GROUPS = 4  # of the paper
 
 
@@ -41,6 +42,7 @@ class Gssp(ParameterServer):
         regroup: let workers move whose speed has changed.
         warm_up: iterations of a worker before its speed is known, and between two looks at it.
         exchange: between groups: `delta`, `gradient` or `global`, which takes the last server for itself.
+        window: pushes of a group between two words to the other groups; 0 for as many as it has workers.
         parts: servers of a group, which hold a part of its model each.
         overlap, compress, ratio, direction, adapt_lr, delay_cure: see `bsp`.
         paper: as published: groups of equal size, nobody moves, gradients are exchanged, lateness is not cured.
@@ -52,6 +54,7 @@ class Gssp(ParameterServer):
     regroup: bool = True
     warm_up: int = 5
     exchange: str = "delta"
+    window: int = 1
     parts: int = 1
     paper: bool = False
 
@@ -63,6 +66,7 @@ class Gssp(ParameterServer):
             as_published(self, PUBLISHED)
         at_least(self, "staleness", 0)
         at_least(self, "warm_up", 1)
+        at_least(self, "window", 0)
         at_least(self, "parts", 1)
         one_of(self, "exchange", EXCHANGES)
         if not self.group_rules.given:
@@ -74,7 +78,7 @@ class Gssp(ParameterServer):
 
     @property
     def group_rules(self) -> GroupRules:
-        return GroupRules(self.grouping, self.regroup, self.warm_up, self.exchange)
+        return GroupRules(self.grouping, self.regroup, self.warm_up, self.exchange, self.window)
 
     def placement(self, workers: int, servers: int) -> Placement:
         has_global = self.exchange == "global"
