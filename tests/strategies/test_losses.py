@@ -14,7 +14,7 @@ from paceline.testing_losses import SURVIVORS, Losses, check_losses, check_seeds
 
 ONE_SEED = os.environ.get("PACELINE_SWARM_SEED")
 SEEDS = 40  # `scripts/bench faults --swarm 10000` plays more
-EVERY = 3  # of the moments; `scripts/bench faults --awaits` plays all
+EVERY = 7  # of the moments; `scripts/bench faults --awaits` plays all
 
 
 @pytest.mark.parametrize("text", SURVIVORS)
