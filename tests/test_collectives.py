@@ -122,6 +122,15 @@ def test_several_in_flight_and_a_second_loss_while_they_agree() -> None:
     assert together(act)[:2] == [[11.0, 22.0, 33.0]] * 2
 
 
+def test_a_wait_shorter_than_a_millisecond_ends() -> None:
+    """It did not: whoever was left with so little of its slice never looked around again."""
+
+    def act(rank: int, group: Collectives, town: Town) -> bool:
+        return rank > 0 or add_up(group, torch.tensor([1.0])).wait(1e-4)
+
+    assert together(act) == [False, True, True, True]
+
+
 def test_all_but_one_may_be_lost() -> None:
     def act(rank: int, group: Collectives, town: Town) -> float:
         if rank:

@@ -100,7 +100,8 @@ class Flight:
         work = self._work
         if work is not None and not self.held and not self.failed:
             try:
-                work.wait(timedelta(seconds=seconds))
+                # torch counts whole milliseconds, and zero of them are for ever
+                work.wait(timedelta(milliseconds=max(1, round(1000 * seconds))))
             except RuntimeError:
                 return  # not yet, or never: polling tells
 
