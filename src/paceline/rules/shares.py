@@ -55,12 +55,13 @@ def equal_shares(workers: int, each: int) -> tuple[int, ...]:
 
 
 def among(counts: tuple[int, ...], ranks: Sequence[int]) -> tuple[int, ...]:
-    """What the others had is shared out among these, in proportion to what they have.
+    """What the others had is shared out among these, in proportion to what they have; where nobody says who is there,
+    all are.
 
     >>> among((4, 4, 2, 1), (0, 2, 3)), among((3, 0, 3), (0, 2))
     ((6, 0, 3, 2), (3, 0, 3))
     """
-    if len(ranks) == len(counts) or not any(count for rank, count in enumerate(counts) if rank not in ranks):
+    if len(ranks) in (0, len(counts)) or not any(count for rank, count in enumerate(counts) if rank not in ranks):
         return counts
     here = [max(1, counts[rank]) for rank in ranks]
     ends = list(accumulate(here, initial=0))
