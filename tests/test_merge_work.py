@@ -14,6 +14,7 @@ from paceline.backends import movement as module
 from paceline.backends.collectives import Collectives
 from paceline.backends.flat import TRAILER, WEIGHT
 from paceline.backends.movement import BLOCK, Movement
+from paceline.backends.peers import NobodyIsLost
 from paceline.errors import PacelineError
 
 RANKS = 3
@@ -31,11 +32,8 @@ def together(
     store = c10d.HashStore()
 
     def rank(number: int) -> Any:
-        def store_of(generation: int) -> c10d.Store:
-            return c10d.PrefixStore(str(generation), store)
-
-        group = Collectives(store_of, number, range(RANKS), 0, torch.device("cpu"), True, check_peers)
-        return act(number, group)
+        peers = NobodyIsLost(store, check_peers)
+        return act(number, Collectives(peers, number, RANKS, torch.device("cpu"), loopback=True))
 
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(rank, range(RANKS)))
@@ -63,8 +61,8 @@ def test_merges_one_after_the_other_are_the_mean_on_every_rank(monkeypatch: pyte
 
     def act(rank: int, group: Collectives) -> tuple[int, torch.Tensor]:
         own = common.clone()
-        first = group.merge(part(moved[rank], own, 1.0 + rank), lambda: None, "The first")
-        second = group.merge(part(moved[rank], own, 1.0), lambda: own, "The second")
+        first = group.merge(part(moved[rank], own, 1.0 + rank), lambda: None, "The first", 0)
+        second = group.merge(part(moved[rank], own, 1.0), lambda: own, "The second", 1)
         assert second.wait() and first.done
         return first.nbytes, second.result()
 
@@ -85,7 +83,7 @@ def test_a_merge_that_breaks_names_what_is_known(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Movement, "pack", breaks)
 
     def act(rank: int, group: Collectives) -> str:
-        work = group.merge(part(moved[rank], common.clone(), 1.0), lambda: None, "The merge of round 7")
+        work = group.merge(part(moved[rank], common.clone(), 1.0), lambda: None, "The merge of round 7", 7)
         assert work.wait()
         with pytest.raises(PacelineError, match="The merge of round 7 failed") as error:
             work.result()
@@ -105,7 +103,7 @@ def test_who_waits_for_a_merge_looks_around() -> None:
     def act(rank: int, group: Collectives) -> None:
         if rank == 0:  # the others never join
             with pytest.raises(Lost):
-                group.merge(part(moved[rank], common.clone(), 1.0), lambda: None, "The merge").wait()
+                group.merge(part(moved[rank], common.clone(), 1.0), lambda: None, "The merge", 0).wait()
             group.abandon()
 
     together(act, check)

@@ -168,16 +168,31 @@ def test_a_hanging_rank_does_not_wake_for_a_collective() -> None:
     assert first[1] < 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrailAllReduce(AllReduce):
+    survives: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrailAbsSgd(AbsSgd):
+    survives: ClassVar[bool] = False
+
+
 def test_a_crash_says_who_waits_for_whom() -> None:
     with pytest.raises(PacelineError) as caught:
-        simulate(AllReduce(), cluster(1, 1, 1, 1, faults=(Crash(rank=2, at=3.05),)), seconds=10.0)
+        simulate(FrailAllReduce(), cluster(1, 1, 1, 1, faults=(Crash(rank=2, at=3.05),)), seconds=10.0)
     assert "all-reduce stands still at 3." in str(caught.value)
     assert "rank 2 crashed at 3.05 s; ranks 0, 1, 3 wait in all-reduce 28 for rank 2" in str(caught.value)
 
 
 def test_abs_sgd_without_data_also_says_whom_it_waits_for() -> None:
     with pytest.raises(PacelineError, match=r"rank 1 crashed at 1 s; rank 0 waits in all-reduce \d+ for rank 1"):
-        simulate(AbsSgd(), cluster(1, 1, faults=(Crash(rank=1, at=1.0),)), seconds=2.0)
+        simulate(FrailAbsSgd(), cluster(1, 1, faults=(Crash(rank=1, at=1.0),)), seconds=2.0)
+
+
+def test_who_survives_a_crash_goes_on_at_once() -> None:
+    run = simulate(AllReduce(), cluster(1, 1, 1, 1, faults=(Crash(rank=2, at=3.05),)), seconds=10.0)
+    assert [worker.ended >= 10.0 for worker in run.workers] == [True, True, False, True]
 
 
 def test_other_faults_that_last_for_ever_are_named() -> None:

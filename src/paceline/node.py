@@ -74,7 +74,8 @@ class Gradient:
         count: samples that it is over. Zero for an empty contribution, which changes no mean.
         samples: their positions in the run's global order. The ledger's proof that none is lost and none is used
             twice.
-        notes: of a total: the number that each rank sent along, in the order of the ranks.
+        notes: of a total: the number that each rank sent along, in the order of the ranks; 0.0 of who is lost.
+        ranks: of a total: those who took part in the round, the same on all ranks. Who is missing is lost.
 
     >>> batch = Gradient(None, 32, [range(0, 32)])
     >>> batch += Gradient(None, 16, [range(64, 80)])
@@ -82,13 +83,14 @@ class Gradient:
     (48, [range(0, 32), range(64, 80)])
     """
 
-    __slots__ = ("count", "notes", "samples", "values")
+    __slots__ = ("count", "notes", "ranks", "samples", "values")
 
     def __init__(self, values: Values | None, count: int, samples: list[range] | None = None) -> None:
         self.values = values
         self.count = count
         self.samples = [] if samples is None else samples
         self.notes: tuple[float, ...] = ()
+        self.ranks: tuple[int, ...] = ()
 
     def __iadd__(self, other: Gradient) -> Gradient:
         self.samples += other.samples
@@ -315,7 +317,7 @@ class Node(ABC):
 
     @abstractmethod
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
-        """Start to collect one number of every rank, in the order of the ranks."""
+        """Start to collect one number of every rank, in the order of the ranks; NaN of those that are lost."""
 
     @abstractmethod
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:

@@ -16,6 +16,7 @@ Every event is a flat dictionary with `kind`, `rank` and `t` (seconds since the 
 | metric   | samples, metric, loss         | held-out metric and loss of a snapshot taken at `t`                  |
 | warning  | text                          | something is wrong, and the user should know                         |
 | note     | text                          | what was decided, and why                                            |
+| lost     | reason                        | the rank is lost, and the others go on; told by one of them          |
 | end      |                               | the rank is done                                                     |
 
 `applied` and `step` may have a `delay`: how many steps the parameters had made since they were read for this gradient.

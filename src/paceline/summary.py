@@ -165,6 +165,8 @@ def account(events: Iterable[Event]) -> Account:
     Account(computed=32, applied=0, discarded=0, in_flight=32, errors=())
     """
     of_kind = _by_kind(events)
+    lost = {event["rank"] for event in of_kind["lost"]}
+    of_kind["applied"] = _of_rounds_that_count(of_kind["applied"], lost)
     computed = _sum_by_rank(of_kind["compute"], "samples")
     applied = _applied_by_rank(of_kind)
     discarded = _sum_by_rank(of_kind["discard"], "samples")
@@ -173,12 +175,18 @@ def account(events: Iterable[Event]) -> Account:
         used = applied[rank] + discarded[rank]
         if used > computed[rank]:
             errors.append(f"rank {rank} computed {computed[rank]} samples, but {used} were applied or discarded")
-    errors += _round_errors(of_kind["join"], of_kind["applied"])
+    errors += _round_errors(of_kind["join"], of_kind["applied"], lost)
     totals = [sum(by_rank.values()) for by_rank in (computed, applied, discarded)]
     return Account(totals[0], totals[1], totals[2], totals[0] - totals[1] - totals[2], tuple(errors))
 
 
-def _round_errors(joins: list[Event], applications: list[Event]) -> list[str]:
+def _of_rounds_that_count(applications: list[Event], lost: set[int]) -> list[Event]:
+    """A rank may be lost just after a round that it alone had: the others have repeated it, with another total."""
+    totals = {event["round"]: event["samples"] for event in applications if event["rank"] not in lost}
+    return [event for event in applications if totals.get(event["round"], event["samples"]) == event["samples"]]
+
+
+def _round_errors(joins: list[Event], applications: list[Event], lost: set[int]) -> list[str]:
     errors = []
     joined = {(event["round"], event["rank"]): event["samples"] for event in joins}
     applied: dict[int, dict[int, Event]] = defaultdict(dict)
@@ -193,7 +201,7 @@ def _round_errors(joins: list[Event], applications: list[Event]) -> list[str]:
     for number, by_rank in applied.items():
         own = sum(event["own"] for event in by_rank.values())
         totals = {event["samples"] for event in by_rank.values()}
-        complete = by_rank.keys() >= everyone  # a rank that died, or whose record was cut off, has not told its part
+        complete = by_rank.keys() >= everyone | lost  # who died, or whose record was cut off, has not told its part
         if totals != {own} if complete else own > min(totals):
             errors.append(f"round {number} was a step over {sorted(totals)} samples, but its ranks brought {own}")
     return errors
@@ -224,7 +232,7 @@ class Standing:
             case "applied" if event["round"] == rank.round:
                 rank.round, rank.overlaps = None, rank.computed_since_join
                 self._forget_before(event["round"])
-            case "end":
+            case "end" | "lost":
                 rank.round, rank.ended = None, True
         until: float = event["end"] if "end" in event else event["t"]
         rank.news = max(rank.news, until)

@@ -354,6 +354,19 @@ def test_a_better_reason_for_a_loss_frees_nothing_twice():
         assert leased(one) == [range(10, 20)] and leased(one) == []
 
 
+def test_a_better_reason_for_a_loss_disturbs_no_group_that_is_being_formed():
+    """Those who are left wait for each other's keys while the launcher tells how the lost rank has ended."""
+    with cluster(3) as (service, (one, two, three)), ThreadPoolExecutor(1) as pool:
+        three.close()
+        until(lambda: 2 in one.lost)
+        waiting = pool.submit(one.store_get, "generation-1/address", 60.0)
+        until(lambda: service._waiting._topics)
+        service.report_exit(2, "killed by SIGKILL")
+        until(lambda: one.lost[2] == "killed by SIGKILL")
+        two.store_set("generation-1/address", b"here")
+        assert waiting.result() == b"here"
+
+
 def test_the_ledger_must_be_the_same_everywhere():
     with cluster(2) as (_, (one, two)):
         with pytest.raises(PacelineError, match="No rank has opened"):

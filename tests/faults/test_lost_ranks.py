@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paceline.control.service import CONNECTION_CLOSED
 from paceline.record import read_events
 from paceline.summary import account
 
@@ -25,7 +26,7 @@ def log_of(folder: Path, rank: int) -> str:
 
 
 def test_a_killed_rank_is_named_by_all_others(script: Script, launched: Launched) -> None:
-    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGKILL)")
+    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGKILL)", strategy="d-psgd")
     outcome, folder = launched(path, 3)
     assert outcome.first_failed == 1 and outcome.how(1) == "ended by SIGKILL"
     assert outcome.exit_codes == [1, -signal.SIGKILL, 1]
@@ -45,7 +46,7 @@ def test_a_rank_that_never_comes_is_named(script: Script, launched: Launched) ->
 
 
 def test_a_rank_that_hangs_is_named_and_ended(script: Script, launched: Launched) -> None:
-    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGSTOP)", strategy="all-reduce")
+    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGSTOP)", strategy="d-psgd")
     outcome, _ = launched(path, 2, heartbeat_timeout=2.0, grace=1.0)
     assert outcome.first_failed == 0
     assert outcome.exit_codes == [1, -signal.SIGKILL]
@@ -53,7 +54,7 @@ def test_a_rank_that_hangs_is_named_and_ended(script: Script, launched: Launched
 
 
 def test_a_rank_that_raises_speaks_last(script: Script, paceline: Callable[..., Any], tmp_path: Path) -> None:
-    path = script(each="assert RANK != 1 or number != 5, 'my own mistake'")
+    path = script(each="assert RANK != 1 or number != 5, 'my own mistake'", strategy="d-psgd")
     code, _, complained = paceline("run", "--nproc", "2", str(path)).finish()
     assert code == 1
     last = complained[complained.rindex("Rank 1 failed first (ended with exit code 1). Its last words:") :]
@@ -61,6 +62,27 @@ def test_a_rank_that_raises_speaks_last(script: Script, paceline: Callable[..., 
     assert "AssertionError: my own mistake" in last
     assert str(tmp_path / "runs" / "run") in last
     assert "(rank 1: AssertionError: my own mistake)" in complained, "the other rank says why, too"
+
+
+FAULTS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+    "raised": ("raise ValueError('my own mistake')", "ValueError: my own mistake"),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "it gave no sign of life for 6 s"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_others_go_on(script: Script, launched: Launched, fault: str) -> None:
+    """Without rank 1, and with all samples."""
+    deed, reason = FAULTS[fault]
+    path = script(each=f"if RANK == 1 and number == 5: {deed}", strategy="all-reduce", length="epochs=4")
+    outcome, folder = launched(path, 3, heartbeat_timeout=6.0, grace=1.0)
+    assert outcome.ok and outcome.lost == [1], outcome.last_words
+    events = read_events(folder / "events")
+    ((lost, why),) = [(event["rank"], event["reason"]) for event in events if event["kind"] == "lost"]
+    assert lost == 1 and why in (reason, CONNECTION_CLOSED), "what the launcher has seen may be told a little late"
+    applied = [event["samples"] for event in events if event["kind"] == "applied" and event["rank"] == 0]
+    assert sum(applied) == 4 * 64 and not account(events).errors
 
 
 @pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to the launcher alone"])

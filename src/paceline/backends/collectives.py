@@ -1,13 +1,20 @@
-"""Collectives on torch.distributed: started at once, polled, and never waited for without looking around.
+"""Collectives on torch.distributed: started at once, polled, never waited for without looking around, and mended when a
+rank is lost.
 
 A blocked gloo collective is woken by nothing but its own time-out, so a rank waits in slices and asks in between
-whether somebody was lost; then it gives up with that name instead of hanging.
+whether somebody was lost. Then those who are left agree on what counts (`agreement`), form a new group on the store
+prefix of the new generation, give each other what counts, and repeat the rest. Whoever waits for a collective gets its
+result as ever, with the lost rank's part in it on all ranks or on none. Another loss meanwhile begins this anew.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,55 +22,245 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
 
+from paceline.backends.agreement import Gift, Standing, gifts
 from paceline.backends.driver import NAMING_SECONDS, WaitableWork
+from paceline.backends.lane import SUM, Care, Flight, Lane
 from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
+from paceline.backends.peers import Peers
+from paceline.control.keys import GENERATION
 from paceline.errors import PacelineError
 
 T = TypeVar("T")
-SLICE = timedelta(seconds=0.25)
+SLICE = 0.05  # seconds; a rank that is not a neighbour of the lost one learns of it only between two of them
+POLL_SECONDS = 0.002
 # The heartbeat finds a dead or hanging peer; torch's own time-out is the last resort behind it.
 LAST_RESORT = timedelta(minutes=30)
+
+
+class ChangedError(Exception):
+    """The membership has changed while ranks were agreeing."""
 
 
 class Collectives:
     """A process group over the ranks that are here.
 
     Args:
-        store_of: where ranks of a generation of the membership find each other.
+        peers: the other ranks.
         rank: this one.
-        ranks: all that are here, in order.
-        generation: of the membership.
+        world_size: all of the run; all are here at the beginning.
         device: `cuda` uses NCCL, everything else gloo.
         loopback: all ranks are on this machine, so nothing need listen on other interfaces.
-        check_peers: raises when a peer is known to be lost, or becomes so within the seconds given.
     """
 
-    def __init__(
-        self,
-        store_of: Callable[[int], c10d.Store],
-        rank: int,
-        ranks: Sequence[int],
-        generation: int,
-        device: torch.device,
-        loopback: bool,
-        check_peers: Callable[[float], None],
-    ) -> None:
+    def __init__(self, peers: Peers, rank: int, world_size: int, device: torch.device, loopback: bool) -> None:
         self.rank, self.device = rank, device
-        self._store_of, self._loopback, self._check_peers = store_of, loopback, check_peers
-        self._adding = c10d.AllreduceOptions()
-        self._adding.reduceOp = c10d.ReduceOp(c10d.ReduceOp.SUM)
-        self._group: Any = None
-        self._merging: Any = None  # a group of its own
+        self._peers, self._loopback = peers, loopback
+        self.ranks: Sequence[int] = list(range(world_size))
+        self.generation = peers.membership().generation
+        self.on_mended: Callable[[int], None] = lambda generation: None
+        """Called with the generation when those who are left have agreed."""
+        self._rounds, self._merges = Lane("rounds"), Lane("merges")
+        self._rounds.group, self._rounds.ranks = self._build("rounds"), self.ranks
         self._last_merge: MergeWork[Any] | None = None
-        self.renew(ranks, generation)
 
-    def renew(self, ranks: Sequence[int], generation: int) -> None:
-        """Form the group anew, among these ranks. The old one dies with whatever is in flight in it."""
-        if self._group is not None:
-            self.abandon()
-        self.ranks, self.generation = list(ranks), generation
-        self._group = self._made(self._store_of(generation))
+    # ---- starting
+
+    def add_up(
+        self, tensor: Tensor, then: Callable[[], T], name: str, care: Care, round_number: int | None = None
+    ) -> CollectiveWork[T]:
+        """Start to add the tensor over all ranks, in place; `then` makes the result."""
+        flight = self._rounds.start(tensor, care, SUM, round_number)
+        return CollectiveWork(self, self._rounds, flight, then, name)
+
+    def merge(self, movement: Movement, then: Callable[[], T], name: str, round_number: int | None) -> MergeWork[T]:
+        """Start to merge all ranks' models, in place, while this rank goes on."""
+        work = MergeWork(self._merges, self._form, movement, then, name, self._last_merge)
+        work.round_number, work.look_around = round_number, self.look_around
+        work.begin()
+        self._last_merge = work
+        return work
+
+    def _form(self, lane: Lane) -> None:
+        """The first collective of a lane forms its group. If somebody is lost meanwhile, it is formed by mending."""
+        with lane.lock, suppress(ChangedError, RuntimeError):
+            if lane.group is None:
+                lane.repeat(self._build(lane.name), self.ranks)
+
+    def sum_now(self, tensor: Tensor, name: str) -> Tensor:
+        """Add it over all ranks and wait for it."""
+        kept = tensor.clone()
+        work: CollectiveWork[Tensor] = self.add_up(tensor, lambda: work.flight.tensor, name, Care(kept.clone))
+        return work.finish()
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """Give one rank's tensor to all ranks, in place, now. Nobody overwrites the root's: it can be given again."""
+        flight = self._rounds.start(tensor, Care(), root)
+        CollectiveWork(self, self._rounds, flight, lambda: tensor, "The broadcast of the start").finish()
+
+    def broadcast_bytes(self, content: bytes | None, root: int = 0) -> bytes:
+        """Give one rank's bytes to all ranks."""
+        length = torch.tensor([len(content or b"")], device=self.device)
+        self.broadcast(length, root)
+        body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        if content:
+            body.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        self.broadcast(body, root)
+        return bytes(body.cpu().numpy())
+
+    @property
+    def held_rounds(self) -> list[int]:
+        """Rounds whose results are kept here: the last ones."""
+        return self._rounds.held_rounds + self._merges.held_rounds
+
+    # ---- looking around
+
+    def look_around(self, failed: bool = False) -> None:
+        """Mend the collectives if somebody of the group is lost. `failed`: one of them has, so somebody must be."""
+        failed = failed or self._merges.troubled
+        self._peers.check(0.0)
+        if self._is_broken(failed):
+            self._mend()
+        elif failed:
+            self._find_out()
+
+    def _is_broken(self, failed: bool) -> bool:
+        """Who has left is missed only if something failed: the last collective may be over here a little later."""
+        generation, lost, left = self._peers.membership()
+        missed = lost | left if failed else lost
+        return generation != self.generation and not missed.isdisjoint(self.ranks)
+
+    def _find_out(self) -> None:
+        """Something has failed, and nobody is known to be lost. A broken socket is seen at once, its reason later."""
+        deadline = time.monotonic() + NAMING_SECONDS
+        while not self._is_broken(failed=True):
+            if time.monotonic() > deadline:
+                raise PacelineError(
+                    "A collective failed, and no rank is known to be lost.",
+                    where=f"rank {self.rank}",
+                    cause="Probably the network between two ranks broke.",
+                    remedy="Look for the first error among the other ranks' logs.",
+                )
+            self._peers.check(0.02)
+        self._mend()
+
+    # ---- mending
+
+    def _mend(self) -> None:
+        lanes = (self._rounds, self._merges)
+        with ExitStack() as stack:
+            for lane in lanes:
+                stack.enter_context(lane.lock)
+            while True:
+                generation, lost, left = self._peers.membership()
+                here = [rank for rank in self.ranks if rank not in lost | left]
+                try:
+                    self._agree(generation, here, lanes)
+                    break
+                except ChangedError:
+                    continue
+                except MissingRootError:
+                    raise
+                except (RuntimeError, PacelineError) as error:
+                    self._await_change(generation, error)
+        self.on_mended(generation)
+
+    def _agree(self, generation: int, here: list[int], lanes: Sequence[Lane]) -> None:
+        standings = self._exchange(generation, here, [lane.standing() for lane in lanes])
+        _check_roots(here, lanes)
+        before, groups = (self.generation, self.ranks), []
+        self.generation, self.ranks = generation, here
+        try:
+            for place, lane in enumerate(lanes):
+                needed = any(each[place].started for each in standings.values())
+                groups.append(self._build(lane.name) if needed else None)
+            for place, lane in enumerate(lanes):
+                for gift in gifts({rank: each[place] for rank, each in standings.items()}):
+                    self._give(lane, gift, groups[place])
+        except BaseException:
+            self.generation, self.ranks = before
+            for group in groups:
+                _never_destroy(group)
+            raise
+        for lane, group in zip(lanes, groups, strict=True):
+            _never_destroy(lane.group)
+            lane.repeat(group, here)
+
+    def _exchange(self, generation: int, here: list[int], own: list[Standing]) -> dict[int, list[Standing]]:
+        """Say how far this rank has come, and hear it of all who are left."""
+        keys = [f"{GENERATION}{generation}/standing-{rank}" for rank in here]
+        self._peers.say(keys[here.index(self.rank)], json.dumps(own).encode())
+        while (heard := self._peers.heard(keys)) is None:
+            self._peers.check(0.0)
+            self._stop_if_changed(generation)
+            time.sleep(POLL_SECONDS)
+        return {
+            rank: [Standing(started, tuple(lacks)) for started, lacks in json.loads(said)]
+            for rank, said in zip(here, heard, strict=True)
+        }
+
+    def _give(self, lane: Lane, gift: Gift, group: Any) -> None:
+        flight = lane.flight(gift.number)
+        if self.rank == gift.giver:
+            if flight is None:
+                raise PacelineError(f"Collective {gift.number} of the {lane.name} is kept by nobody any more.")
+            for rank in gift.lacking:
+                self._wait_for(group.send([flight.tensor], self.ranks.index(rank), gift.number))
+        elif self.rank in gift.lacking:
+            assert flight is not None
+            flight.repeat()
+            self._wait_for(group.recv([flight.tensor], self.ranks.index(gift.giver), gift.number))
+            flight.hold()
+
+    def _wait_for(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(timedelta(seconds=SLICE))
+                return
+            except RuntimeError as error:
+                self._stop_if_changed(self.generation)
+                if "imed out" not in str(error):
+                    raise
+
+    def _stop_if_changed(self, generation: int) -> None:
+        if self._peers.membership().generation != generation:
+            raise ChangedError
+
+    def _await_change(self, generation: int, error: Exception) -> None:
+        """What was being formed has failed: somebody else must be lost."""
+        deadline = time.monotonic() + NAMING_SECONDS
+        while self._peers.membership().generation == generation:
+            if time.monotonic() > deadline:
+                raise PacelineError(
+                    "The ranks that are left could not form a group.",
+                    where=f"rank {self.rank}",
+                    cause=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                ) from error
+            self._peers.check(0.02)
+
+    # ---- groups
+
+    def _build(self, lane: str) -> Any:
+        """The process group of those who are here. On a thread of its own: while it looks for a rank that dies
+        meanwhile, nothing wakes it."""
+        generation, made, failed = self.generation, list[Any](), list[BaseException]()
+        store = c10d.PrefixStore(lane, self._peers.store(generation))
+
+        def build() -> None:
+            try:
+                made.append(self._made(store))
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=build, daemon=True, name=f"paceline-group-{generation}")
+        thread.start()
+        while thread.is_alive():
+            thread.join(SLICE)
+            if thread.is_alive():
+                self._stop_if_changed(generation)
+        if failed:
+            raise failed[0]
+        return made[0]
 
     def _made(self, store: c10d.Store) -> Any:
         place = self.ranks.index(self.rank)
@@ -79,44 +276,30 @@ class Collectives:
         options._devices = [device]
         return gloo(store, place, len(self.ranks), options)
 
-    def add_up(self, tensor: Tensor, then: Callable[[Tensor], T], name: str) -> CollectiveWork[T]:
-        """Start to add the tensor over all ranks, in place; `then` makes the result of it."""
-        work = self._group.allreduce([tensor], self._adding)
-        return CollectiveWork(work, tensor, then, name, self._check_peers)
-
-    def merge(self, movement: Movement, then: Callable[[], T], name: str) -> MergeWork[T]:
-        """Start to merge all ranks' models, in place, while this rank goes on."""
-        work = MergeWork(self._group_of_merges, movement, then, name, self._check_peers, self._last_merge)
-        self._last_merge = work
-        return work
-
-    def _group_of_merges(self) -> Any:
-        if self._merging is None:
-            self._merging = self._made(c10d.PrefixStore("merges", self._store_of(self.generation)))
-        return self._merging
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Give one rank's tensor to all ranks, in place, now."""
-        options = c10d.BroadcastOptions()
-        options.rootRank = self.ranks.index(root)
-        work = self._group.broadcast([tensor], options)
-        CollectiveWork(work, tensor, lambda same: same, "the broadcast of the start", self._check_peers).wait()
-
-    def broadcast_bytes(self, content: bytes | None, root: int = 0) -> bytes:
-        """Give one rank's bytes to all ranks."""
-        length = torch.tensor([len(content or b"")], device=self.device)
-        self.broadcast(length, root)
-        body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
-        if content:
-            body.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        self.broadcast(body, root)
-        return bytes(body.cpu().numpy())
-
     def abandon(self) -> None:
-        """Give the group up with work in flight. Its destructor would wait for that until the last resort, and the
-        process could not end while a peer hangs; so the group is never destroyed."""
-        for group in (self._group, self._merging):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        """Give the groups up with work in flight."""
+        for lane in (self._rounds, self._merges):
+            lane.closed = True
+            _never_destroy(lane.group)
+
+
+def _never_destroy(group: Any) -> None:
+    """A group's destructor would wait for what is in flight until the last resort, and the process could not end while
+    a peer hangs."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _check_roots(here: list[int], lanes: Sequence[Lane]) -> None:
+    missing = [root for lane in lanes for root in lane.roots if root not in here]
+    if missing:
+        raise MissingRootError(
+            f"Rank {missing[0]} was lost before it had given the others what they need of it.",
+            remedy="Start again; with run.resume() from the last checkpoint.",
+        )
+
+
+class MissingRootError(PacelineError):
+    """Nobody can give what is missing."""
 
 
 class CollectiveWork(WaitableWork[T]):
@@ -124,42 +307,29 @@ class CollectiveWork(WaitableWork[T]):
 
     round_number: int | None = None  # of those that carry a round's gradients
 
-    def __init__(
-        self, work: Any, tensor: Tensor, then: Callable[[Tensor], T], name: str, check_peers: Callable[[float], None]
-    ) -> None:
-        self._work, self._tensor, self._then, self.name = work, tensor, then, name
-        self._check_peers = check_peers
+    def __init__(self, collectives: Collectives, lane: Lane, flight: Flight, then: Callable[[], T], name: str) -> None:
+        self._collectives, self._lane, self.flight = collectives, lane, flight
+        self._then, self.name = then, name
         self._result: T | None = None
 
     @property
     def done(self) -> bool:
-        return bool(self._work.is_completed())
+        return self._lane.arrived(self.flight)
 
     def wait(self, seconds: float | None = None) -> bool:
-        if seconds is not None:
-            return self._wait_once(timedelta(seconds=seconds))
-        while not self._wait_once(SLICE):
-            self._check_peers(0.0)
+        deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
+        while not self._lane.arrived(self.flight, max(0.0, min(SLICE, deadline - time.monotonic()))):
+            self._collectives.look_around(self.flight.failed)
+            if time.monotonic() >= deadline:
+                return self.done
         return True
-
-    def _wait_once(self, longest: timedelta) -> bool:
-        try:
-            return bool(self._work.wait(longest))
-        except RuntimeError:
-            if not self.done:
-                return False
-        try:
-            return bool(self._work.wait())  # it ended just after the slice: does it still raise?
-        except RuntimeError as error:
-            self._check_peers(NAMING_SECONDS)
-            raise PacelineError(
-                f"{self.name} failed.",
-                cause=f"Probably another rank ended or lost its network: {str(error).splitlines()[0]}",
-                remedy="Look for the first error among the other ranks' logs.",
-            ) from error
 
     def result(self) -> T:
         if self._result is None:
-            self._wait_once(SLICE)  # on NCCL this orders the streams; on gloo it raises what went wrong
-            self._result = self._then(self._tensor)
+            self.flight.consumed = True
+            self._result = self._then()
         return self._result
+
+    def finish(self) -> T:
+        self.wait()
+        return self.result()

@@ -72,6 +72,7 @@ class Driver:
 
     def give(self, gradient: Gradient) -> None:
         """Answer the request with a gradient and run to the next request or to the end."""
+        self._node.look_around()  # who computes while its collectives travel may never wait for anybody
         self._advance(gradient)
 
     def give_nothing(self, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline.backends.replica import Replica
 
 TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
-WEIGHT = TRAILER - 1
+WORKING, WEIGHT = 1, TRAILER - 1
 
 
 def layout(parameter: Tensor) -> tuple[int, ...]:
@@ -54,12 +54,27 @@ def add_rows(view: Tensor, part: Tensor, count: int) -> None:
 class FlatSum:
     """A sum of gradients in one buffer, with room for the trailer behind it."""
 
-    __slots__ = ("known_norm", "sums", "trailer", "views", "weight", "whole")
+    __slots__ = (
+        "_parameters",
+        "given_back",
+        "held",
+        "known_norm",
+        "origin",
+        "sums",
+        "trailer",
+        "views",
+        "weight",
+        "whole",
+    )
 
     def __init__(self, whole: Tensor, parameters: Sequence[Tensor]) -> None:
         self.whole = whole
         self.known_norm: float | None = None
         self.weight: float | None = None  # of a model; None for as much as it has samples
+        self.origin: Callable[[FlatSum], None] | None = None
+        """Writes the same sums once more, as long as something else holds them too."""
+        self.held = self.given_back = False  # another rank may need it as it is; this one has no more use for it
+        self._parameters = parameters
         size = sum(p.numel() for p in parameters)
         self.sums, self.trailer = whole[:size], whole[size:]
         self.views = in_shape(self.sums, parameters)
@@ -72,7 +87,10 @@ class FlatSum:
         return self.known_norm
 
     def plus(self, other: FlatSum | FreshGradient) -> FlatSum:
-        self.known_norm = None
+        if self.held:
+            self.given_back = True
+            return FlatSum(self.whole.clone(), self._parameters).plus(other)
+        self.known_norm = self.origin = None
         if isinstance(other, FlatSum):
             self.whole.add_(other.whole)  # of two totals also the trailers
         else:
@@ -86,7 +104,7 @@ class FlatSum:
     def leave_out(self) -> None:
         """There is nothing, or nothing finite, to bring."""
         self.whole.zero_()
-        self.weight = 0.0
+        self.weight, self.origin = 0.0, _leave_empty
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +113,58 @@ class FlatSum:
 
     def tensor(self) -> Tensor:
         return self.sums
+
+
+def _leave_empty(flat: FlatSum) -> None:
+    flat.whole.zero_()
+
+
+class Brought:
+    """What a rank has brought to a round, in whatever memory that is now. After a loss it may have to be brought once
+    more, and collectives overwrite it: gradients as the backward pass has left them are kept, a sum of several is
+    copied.
+
+    Args:
+        flat: that travels.
+        replica: whose memory it is.
+        keep: whether there are others, of whom one may be lost.
+        works: whether there is data left; a lost rank may have left some behind.
+    """
+
+    def __init__(self, flat: FlatSum, replica: Replica, keep: bool, works: Callable[[], bool]) -> None:
+        self.flat, self._replica, self._works = flat, replica, works
+        self._origin, flat.origin = flat.origin, None
+        self._trailer, self._copy = flat.trailer.clone(), None
+        flat.held = keep
+        if keep and self._origin is None:
+            self._copy = replica.buffer()
+            self._copy.whole.copy_(flat.whole)
+
+    def again(self) -> Tensor:
+        """The same once more; nobody knows what is in the old memory, and until when somebody writes there."""
+        flat = self._replica.buffer()
+        if self._copy is not None:
+            flat.whole.copy_(self._copy.whole)
+        elif self._origin is not None:
+            self._origin(flat)
+            flat.trailer.copy_(self._trailer)
+        flat.trailer[WORKING] = float(self._works())
+        flat.held = True
+        self.flat = flat
+        return flat.whole
+
+    def is_there(self) -> None:
+        """The round is over here."""
+        self._origin = None
+        if self._copy is not None:
+            self._replica.give_back(self._copy)
+            self._copy = None
+
+    def let_go(self) -> None:
+        """No other rank can need the result any more."""
+        self.flat.held = False
+        if self.flat.given_back:
+            self._replica.give_back(self.flat)
 
 
 class FreshGradient:
@@ -108,6 +178,11 @@ class FreshGradient:
     def flat(self) -> FlatSum:
         """The sum over the samples, in a buffer of its own."""
         flat = self._replica.buffer()
+        self.write(flat)
+        flat.origin = self.write
+        return flat
+
+    def write(self, flat: FlatSum) -> None:
         flat.trailer.zero_()
         for view, part in zip(flat.views, self.parts, strict=True):
             if part is None:  # not reached by this backward pass
@@ -119,7 +194,6 @@ class FreshGradient:
                 torch.mul(part, self.count, out=view)
             else:  # half precision: widen first, multiply then
                 view.copy_(part).mul_(self.count)
-        return flat
 
     def means(self, sparse: bool) -> list[Tensor | None] | None:
         """The gradients as they are, of a sparse one every row once. None if there are sparse ones, but none may be."""

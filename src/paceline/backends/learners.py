@@ -232,6 +232,9 @@ class Source(Protocol):
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         """The rank brings so many samples to the round, those that are dropped as non-finite counted too."""
 
+    def withdraw(self, rank: int, round_number: int) -> None:
+        """The rank is lost, and what it has brought to the round with it."""
+
     def commit(self, round_number: int) -> None:
         """The round was applied."""
 
@@ -266,6 +269,9 @@ class Endless:
         pass
 
     def contribute(self, rank: int, round_number: int, count: int) -> None:
+        pass
+
+    def withdraw(self, rank: int, round_number: int) -> None:
         pass
 
     def commit(self, round_number: int) -> None:
@@ -312,6 +318,9 @@ class Leases:
     def contribute(self, rank: int, round_number: int, count: int) -> None:
         if count:
             self._brought.setdefault(round_number, {})[rank] = count
+
+    def withdraw(self, rank: int, round_number: int) -> None:
+        self._brought.get(round_number, {}).pop(rank, None)
 
     def commit(self, round_number: int) -> None:
         for rank, count in self._brought.pop(round_number, {}).items():

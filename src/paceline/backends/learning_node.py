@@ -76,7 +76,6 @@ class LearningNode(DrivenNode):
         self.books = Books(self.rank, self.world_size, self.serves)
         self.samples_computed = self._epoch = 0
         self.out_of_data = self.serves
-        self.settled_at_save: list[range] = []
         self.after_round: Callable[[RoundNews], None] = lambda news: None
         self._finished = False
         self._speed = Speedometer()
@@ -85,6 +84,9 @@ class LearningNode(DrivenNode):
         self._news: RoundNews | None = None
         self._sent = 0  # bytes of messages, since the last step alone or round of all
         self._norm = 0.0  # of the last applied gradient
+        self._stable = list(self.books.progress)
+        self._last_round = -1  # of all ranks, applied
+        self._testimony: tuple[int, int] | None = None
         self._device = Device(replica, self.micro_batch)
 
     # ---- learning
@@ -217,9 +219,9 @@ class LearningNode(DrivenNode):
     def _round_applied(self, total: RoundTotal) -> None:
         self._finished, self.meets = not total.working, False
         self.books.round_applied(total.settled, total)
+        self._last_round = total.parts[-1][0]
         self._count_round(total, self.samples_applied)
-        if total.saving and self.leads:  # while it has not joined the next round, nobody settles more
-            self.settled_at_save = self._control.snapshot(self.books.progress)
+        self._testify()
         now, noise = self._now(), self.replica.noise
         for number, count, own in total.parts:
             self._recorder.write("applied", self.rank, now, round=number, samples=count, own=own)
@@ -235,10 +237,31 @@ class LearningNode(DrivenNode):
         if total is not None:
             news = RoundNews(before, after, total.parts[-1][0], total.saving, total.scheduler_called)
         self.rounds += 1
-        if total is not None or not self.servers or self.serves:  # a worker's samples are used when its server says so
+        if total is not None:
+            # Who has come to a round has the one before. This one others may still lack: if this rank alone has it and
+            # is lost, it is repeated without the part of this rank, whose samples must go out again.
+            self._control.report_progress(self._stable)
+            self._stable = list(self.books.progress)
+        elif not self.servers or self.serves:  # a worker's samples are used when its server says so
             self._control.report_progress(self.books.progress)
         self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
         self._news = news
+
+    def witness(self, held: int, generation: int) -> None:
+        """All who are left have the rounds up to `held`. Nothing of those who were lost by this generation comes after
+        them: when they are applied here, this rank has no doubt any more about what was used."""
+        self._testimony = held, generation
+        self._testify()
+
+    def _testify(self) -> None:
+        if self._testimony is not None and self._last_round >= self._testimony[0]:
+            self._stable = list(self.books.progress)
+            self._control.report_progress(self._stable, generation=self._testimony[1])
+            self._testimony = None
+
+    def tell_progress(self) -> None:
+        """What is known to be settled, at once."""
+        self._control.report_progress(self._stable, generation=0)
 
     @property
     def finished(self) -> bool:

@@ -24,7 +24,7 @@ from paceline.backends.driver import WaitableWork
 from paceline.control.connection import Address, Connection, Listener, connect
 from paceline.control.wire import Frame, WireError
 from paceline.errors import PacelineError
-from paceline.node import Message
+from paceline.node import LOST, Message
 
 INBOX_BYTES = 64 * 2**20  # what may lie here unread; who sends more waits, but for one message that is larger
 QUEUE_BYTES = 2**30  # what may wait on one link: a whole large model, and memory that every machine can spare
@@ -226,7 +226,8 @@ class Mailbox:
         self.rank, self._secret = rank, secret
         self.generation = 0
         self.refused = 0
-        """Messages of an old generation that were turned away."""
+        """Messages of an old generation, or of a lost rank, that were turned away."""
+        self._lost: set[int] = set()
         self._on_broken = on_broken or (lambda rank, error: None)
         self._lock = threading.Lock()
         self._read = threading.Condition(self._lock)
@@ -275,10 +276,15 @@ class Mailbox:
             return
         self._link(to).put(frame)
 
-    def tell(self, message: Message) -> None:
-        """Put something into the own box: news that no rank has sent."""
+    def lose(self, rank: int) -> None:
+        """A rank is lost: a message from it says so, after all that has come, and nothing comes after it. One that was
+        stopped may go on sending."""
         with self._lock:
-            self._accept(self.generation, message)
+            self._accept(self.generation, Message(rank, LOST, ()))
+            self._lost.add(rank)
+            link = self._links.pop(rank, None)
+        if link is not None:
+            link.cut(PacelineError(f"Rank {rank} is lost."))
 
     def receive(self) -> Received:
         """The next message to this rank, from whomever. Several are served in the order of asking."""
@@ -355,7 +361,7 @@ class Mailbox:
 
     def _accept(self, generation: int, message: Message) -> None:
         """Under the lock: to the first who waits, or into the box. A generation that we have not yet heard of waits."""
-        if generation < self.generation:
+        if generation < self.generation or message.sender in self._lost:
             self.refused += 1
             self._done_with(message)
         elif generation > self.generation:

@@ -11,14 +11,14 @@ moved, one byte for each, and then add up those that somebody has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from paceline.backends.flat import WEIGHT
+from paceline.backends.flat import WEIGHT, WORKING
 
 BLOCK = 64
 """Numbers in a block: a row of a table is a few of them, and the byte that tells of one is 0.4 % of its weight."""
@@ -38,6 +38,7 @@ class Movement:
 
     def __init__(self, model: Tensor, common: Tensor, weight: float, trailer: Tensor) -> None:
         self.common, self.weight, self.trailer = common, weight, trailer
+        self.works: Callable[[], bool] = lambda: bool(self.trailer[WORKING])
         self._whole = model.numel() // BLOCK * BLOCK
         self._models, self._commons = (each[: self._whole].view(-1, BLOCK) for each in (model, common))
         self._rest = model[self._whole :], common[self._whole :]  # less than a block: it always travels
@@ -90,14 +91,26 @@ class Movement:
         blocks = moved.nonzero()[:, 0]
         return iter(blocks.split(CHUNK // BLOCK) if len(blocks) else ())
 
+    def head_again(self) -> Tensor:
+        """The same once more, after a loss: the lost rank may have left data behind."""
+        self.trailer[WORKING] = float(self.works())
+        return self.head()
+
     def head(self) -> Tensor:
         """What travels first: the trailer, and the rest that is no whole block."""
         return torch.cat([self.trailer, self._packed(*self._rest)])
 
     def pack(self, blocks: Tensor) -> Tensor:
-        """This rank's part in the sum of these blocks."""
-        where = _where(blocks)
-        return self._packed(self._models[where], self._commons[where])
+        """This rank's part in the sum of these blocks, and its weight: of each chunk the mean is by the weights of
+        those who have brought it, also if one of them is lost between two chunks."""
+        where, kind = _where(blocks), self.trailer.dtype
+        packed = torch.empty(len(blocks) * BLOCK + 1, dtype=kind, device=self.common.device)
+        if not self.weight:
+            return packed.zero_()
+        sums = packed[:-1].view(-1, BLOCK)
+        torch.sub(self._models[where].to(kind), self._commons[where], out=sums).mul_(self.weight)
+        packed[-1] = self.weight
+        return packed
 
     def _packed(self, model: Tensor, common: Tensor) -> Tensor:
         kind = self.trailer.dtype
@@ -106,19 +119,18 @@ class Movement:
     def place_head(self, head: Tensor) -> None:
         """Of all ranks: the sums of the trailers, and the rest."""
         self.trailer.copy_(head[: len(self.trailer)])
-        self._rest[1].add_(self._mean(head[len(self.trailer) :]))
+        self._rest[1].add_(self._mean(head[len(self.trailer) :], float(self.trailer[WEIGHT])))
 
     def place(self, blocks: Tensor, sums: Tensor) -> None:
         """Of all ranks: these blocks of the common model are merged."""
-        where, mean = _where(blocks), self._mean(sums)
+        where, mean = _where(blocks), self._mean(sums[:-1], float(sums[-1])).view(-1, BLOCK)
         if isinstance(where, slice):
             self._commons[where].add_(mean)
         else:
             self._commons.index_add_(0, where, mean)
 
-    def _mean(self, sums: Tensor) -> Tensor:
+    def _mean(self, sums: Tensor, weight: float) -> Tensor:
         """By the weights that have arrived. Without any, nothing moves."""
-        weight = float(self.trailer[WEIGHT])
         return (sums * (1 / weight if weight else 0.0)).to(self.common.dtype)
 
 

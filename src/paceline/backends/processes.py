@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import nan
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from paceline.backends.collectives import Collectives, CollectiveWork
 from paceline.backends.driver import NAMING_SECONDS, WaitableWork
-from paceline.backends.flat import FlatSum
+from paceline.backends.flat import Brought, FlatSum
+from paceline.backends.lane import Care
 from paceline.backends.learning_node import LearningNode, Task
 from paceline.backends.mailbox import Mailbox, Received
-from paceline.backends.meeting import Meeting
 from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
 from paceline.backends.replica import Replica
@@ -74,6 +75,7 @@ class ProcessNode(LearningNode):
     ) -> None:
         super().__init__(replica, control, recorder, now, (collectives.rank, len(collectives.ranks)), task)
         self._mailbox, self._collectives, self._check_peers = mailbox, collectives, check_peers
+        collectives.on_mended = self._mended
         self.save_wanted = self.scheduler_called = False
         self._started_rounds = 0
         self._in_flight: list[WaitableWork[Any]] = []
@@ -84,54 +86,76 @@ class ProcessNode(LearningNode):
         return self._start_round(gradient, gradient.count, note)
 
     def mean_model(self, share: Share = WHOLE) -> Work[Gradient]:
-        if not self._task.survives:
-            return self._start_round(Gradient(self.replica.share(share), share.models), None, 0.0)
         self.suspended()
         self.meets = True
         number, extra, alone = self._beside([], True, 0.0)
-        self._recorder.write("join", self.rank, self._now(), round=number, samples=0, bytes=self.parameters.nbytes)
+        nbytes, self._sent = self.parameters.nbytes + self._sent, 0
+        self._recorder.write("join", self.rank, self._now(), round=number, samples=0, bytes=nbytes)
+        brought: list[FlatSum] = []
 
-        def launch() -> CollectiveWork[Gradient]:
-            if self._control.lost:  # what was handed in is used by now, or lost with a server
+        def bring() -> Tensor:
+            """Each time anew: what a lost rank has left behind is told by whoever knows of it."""
+            if self._control.lost and self.servers:  # what was handed in is used by now, or lost with a server
                 self.has_no_more_of_the_lost()
-            working = not self.out_of_data or self._task.more_to_come()
             own = Gradient(self.replica.share(share), share.models)
             lost = self.books.settled_since(self.answers_for & self._control.lost.keys())
             told = settled_by_others(extra, self.world_size, lost)
-            contribution, _ = self.replica.contribution(own, working, told)
+            contribution, _ = self.replica.contribution(own, self._works, told)
             assert isinstance(contribution, FlatSum)
-            then = self._total_of(contribution, number, None, alone)
-            return self._collectives.add_up(contribution.whole, lambda _: then(), "The mean of models")
+            contribution.held = True
+            brought[:] = [contribution]
+            return contribution.whole
 
-        return self._fly(Meeting(launch, self._collectives, self._control, self._check_peers, number))
+        def let_go() -> None:
+            brought[0].held = False
+            if brought[0].given_back:
+                self.replica.give_back(brought[0])
+
+        def then() -> Gradient:
+            return self._total_of(brought[0], number, None, alone)
+
+        return self._fly(
+            self._collectives.add_up(bring(), then, "The mean of models", Care(bring, let_go=let_go), number)
+        )
+
+    @property
+    def _works(self) -> bool:
+        """Whether there is more to learn from, here or from what a lost rank has left behind."""
+        return not self.out_of_data or self._task.more_to_come()
 
     def _start_round(self, gradient: Gradient, own: int | None, note: float) -> Work[Gradient]:
         self.suspended()  # what is done after a round may be a collective too: on all ranks before the next one
         round_number, extra, alone = self._beside(gradient.samples, own is None, note)
-        contribution, sound = self.replica.contribution(gradient, not self.out_of_data, extra)
+        contribution, sound = self.replica.contribution(gradient, self._works, extra)
         if not sound and own is not None:
             self._drop_non_finite(own, gradient.samples, round_number)
             own = 0
         sent, self._sent = contribution.nbytes + self._sent, 0
         self._recorder.write("join", self.rank, self._now(), round=round_number, samples=own or 0, bytes=sent)
-
-        then = self._total_of(contribution, round_number, own, alone)
-        work = self._start(contribution, then, round_number)
-        work.round_number = round_number
-        return self._fly(work)
+        return self._fly(self._start(contribution, round_number, own, alone))
 
     def _start(
-        self, contribution: FlatSum | Movement, then: Callable[[], Gradient], round_number: int
+        self, contribution: FlatSum | Movement, round_number: int, own: int | None, alone: int
     ) -> CollectiveWork[Gradient] | MergeWork[Gradient]:
         if isinstance(contribution, FlatSum):
-            name = f"The all-reduce of round {round_number}"
-            return self._collectives.add_up(contribution.whole, lambda _: then(), name)
+            others = len(self._collectives.ranks) > 1
+            brought = Brought(contribution, self.replica, others, lambda: self._works)
+
+            def added_up() -> Gradient:
+                return self._total_of(brought.flat, round_number, own, alone)
+
+            care, name = (
+                Care(brought.again, brought.is_there, brought.let_go),
+                f"The all-reduce of round {round_number}",
+            )
+            return self._collectives.add_up(contribution.whole, added_up, name, care, round_number)
 
         def merged() -> Gradient:
             self._sent += work.nbytes - contribution.nbytes  # what others alone have moved has travelled too
-            return then()
+            return self._total_of(contribution, round_number, own, alone)
 
-        work = self._collectives.merge(contribution, merged, f"The merge of round {round_number}")
+        contribution.works = lambda: self._works
+        work = self._collectives.merge(contribution, merged, f"The merge of round {round_number}", round_number)
         return work
 
     def _beside(self, samples: list[range], of_models: bool, note: float) -> tuple[int, list[float], int]:
@@ -144,23 +168,25 @@ class ProcessNode(LearningNode):
         self.save_wanted = self.scheduler_called = False
         return round_number, extra, alone
 
-    def _total_of(
-        self, contribution: FlatSum | Movement, round_number: int, own: int | None, alone: int
-    ) -> Callable[[], Gradient]:
-        def as_total() -> Gradient:
-            together, working, sums = self.replica.total(contribution)
-            total = RoundTotal(together, round_number, own, working, sums)
-            if not self.serves:
-                total.settled[self.rank] -= alone  # news to the others, and counted here before
-            return total
-
-        return as_total
+    def _total_of(self, contribution: FlatSum | Movement, round_number: int, own: int | None, alone: int) -> Gradient:
+        together, working, sums = self.replica.total(contribution)
+        total = RoundTotal(together, round_number, own, working, sums)
+        if not self.serves:
+            total.settled[self.rank] -= alone  # news to the others, and counted here before
+        return total
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
         self.suspended()
-        row = torch.zeros(self.world_size, dtype=torch.float64, device=self._collectives.device)
-        row[self.rank] = value
-        return self._fly(self._collectives.add_up(row, lambda full: tuple(full.tolist()), "The gathering of numbers"))
+        row = torch.zeros(2, self.world_size, dtype=torch.float64, device=self._collectives.device)
+        row[:, self.rank] = torch.tensor([value, 1.0])  # who is lost has said nothing: its number is none
+        kept = row.clone()
+
+        def gathered() -> tuple[float, ...]:
+            values, said = work.flight.tensor.tolist()
+            return tuple(each if there else nan for each, there in zip(values, said, strict=True))
+
+        work = self._collectives.add_up(row, gathered, "The gathering of numbers", Care(kept.clone))
+        return self._fly(work)
 
     @property
     def called_together(self) -> bool:
@@ -170,6 +196,8 @@ class ProcessNode(LearningNode):
         return self._control.signalled(meeting)
 
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:
+        if to in self._control.lost and self._task.survives:
+            return
         self._sent += sum(tensor.nbytes for tensor in tensors)
         try:
             self._mailbox.send(to, kind, tensors)
@@ -217,7 +245,12 @@ class ProcessNode(LearningNode):
         self.look_around()
 
     def look_around(self) -> None:
-        self._check_peers(0.0)
+        self._collectives.look_around()
+
+    def _mended(self, generation: int) -> None:
+        """Those who are left have agreed on what counts: in what they hold is all that they get of the lost ones."""
+        if not self.servers:
+            self.witness(max(self._collectives.held_rounds, default=-1), generation)
 
     def waited(self, work: Work[object], began: float) -> None:
         if isinstance(work, CollectiveWork | MergeWork) and work.round_number is not None:
@@ -225,9 +258,11 @@ class ProcessNode(LearningNode):
 
     def sum_now(self, tensor: Tensor) -> Tensor:
         """Add a tensor over all ranks and wait for it. Only where all ranks do the same: between rounds."""
-        work = self._collectives.add_up(tensor, lambda added: added, "The averaging of running statistics")
-        work.wait()
-        return work.result()
+        return self._collectives.sum_now(tensor, "The averaging of running statistics")
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, and have whatever counts until now."""
+        self._collectives.sum_now(torch.zeros(1, device=self._collectives.device), "The meeting of all ranks")
 
 
 def run_clock(origin: float) -> Callable[[], float]:

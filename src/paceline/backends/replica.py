@@ -107,7 +107,8 @@ class Replica:
         """Memory for one contribution; used again after the step that it ends in."""
         if self._free:
             flat = self._free.pop()
-            flat.known_norm = flat.weight = None
+            flat.known_norm = flat.weight = flat.origin = None
+            flat.given_back = False
             return flat
         length = self.size + TRAILER + self._extra
         whole = torch.empty(length, dtype=self._sum_dtype, device=self.parameters.device)
@@ -157,13 +158,16 @@ class Replica:
                 return self._step_at_once(means, scale)
         flat = self._taken(gradient)
         if flat is None or not gradient.count:
-            self._give_back(flat)
+            self.give_back(flat)
             return 0.0
         norm = self._measure(flat, gradient.count)
         if math.isfinite(norm):
-            flat.sums.mul_(self._factor(norm, gradient.count))
-            self._step(flat, scale)
-        self._give_back(flat)
+            mean = self.buffer() if flat.held else flat
+            torch.mul(flat.sums, self._factor(norm, gradient.count), out=mean.sums)
+            self._step(mean, scale)
+            if mean is not flat:
+                self.give_back(mean)
+        self.give_back(flat)
         return norm / gradient.count
 
     def _step_at_once(self, means: list[Tensor | None], scale: StepScale) -> float:
@@ -273,11 +277,11 @@ class Replica:
         weight = 0.0 if flat is None else flat.trailer[WEIGHT].item()
         if flat is not None and weight:
             torch.mul(flat.sums, 1 / weight, out=self.parameters)
-        self._give_back(flat)
+        self.give_back(flat)
 
     def release(self, gradient: Gradient) -> None:
         """The gradient is not used; its memory is."""
-        self._give_back(self._taken(gradient) if isinstance(gradient.values, FlatSum) else None)
+        self.give_back(self._taken(gradient) if isinstance(gradient.values, FlatSum) else None)
 
     # ---- gradients that travel to a server
 
@@ -300,7 +304,7 @@ class Replica:
                     view.copy_(part)
         elif values is not None:
             torch.mul(values.sums, 1 / count, out=self._travelling)
-            self._give_back(values)
+            self.give_back(values)
         return self._travelling if math.isfinite(torch.linalg.vector_norm(self._travelling)) else None
 
     @cached_property
@@ -329,9 +333,12 @@ class Replica:
         gradient.values = None
         return values.flat() if isinstance(values, FreshGradient) else values
 
-    def _give_back(self, flat: FlatSum | None) -> None:
+    def give_back(self, flat: FlatSum | None) -> None:
+        """This rank has no more use for the memory. If another may need what is in it, it stays as it is."""
         if flat is not None:
-            self._free.append(flat)
+            flat.given_back = True
+            if not flat.held:
+                self._free.append(flat)
 
     def _measure(self, flat: FlatSum, count: int) -> float:
         """The norm of the sum; a round's total also tells the noise."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.node import Gradient
 
 FLAGS = 2  # a wish for a checkpoint, a scheduler's step
-PLACES = 4  # of each rank: samples settled, in two parts, samples dropped, its note
+PLACES = 5  # of each rank: samples settled, in two parts, samples dropped, its note, and that it took part
 WHOLE = 2**20  # float32 counts up to 2²⁴: between two rounds of all a rank may settle more
 
 
@@ -43,12 +43,13 @@ class RoundTotal(Gradient):
         blocks = [extra[FLAGS + place * places : FLAGS + (place + 1) * places] for place in range(PLACES)]
         self.settled = [int(low) + WHOLE * int(high) for low, high in zip(blocks[0], blocks[1], strict=True)]
         self.dropped, self.notes = int(sum(blocks[2])), tuple(blocks[3])
+        self.ranks = tuple(rank for rank, there in enumerate(blocks[4]) if there)
 
     def __iadd__(self, other: Gradient) -> Gradient:
         assert isinstance(other, RoundTotal)
         super().__iadd__(other)
         self.parts += other.parts
-        self.working, self.notes = other.working, other.notes
+        self.working, self.notes, self.ranks = other.working, other.notes, other.ranks
         self.saving, self.scheduler_called = (
             self.saving or other.saving,
             self.scheduler_called or other.scheduler_called,
@@ -67,7 +68,7 @@ def extra_of(rank: int, world_size: int, facts: tuple[int, int, float]) -> list[
     """What a rank adds, without flags: samples settled, of those the ones dropped in steps alone, and its note."""
     settled, dropped, note = facts
     extra = [0.0] * extra_numbers(world_size)
-    for place, value in enumerate((*_two_parts(settled), dropped, note)):
+    for place, value in enumerate((*_two_parts(settled), dropped, note, 1)):
         extra[FLAGS + place * world_size + rank] = float(value)
     return extra
 

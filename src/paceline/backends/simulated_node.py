@@ -28,8 +28,13 @@ class Collective:
     """One collective of all ranks."""
 
     __slots__ = (
+        "all_notes",
         "applied",
+        "attempt",
+        "count",
         "done",
+        "early",
+        "holders",
         "joined",
         "kind",
         "more",
@@ -37,6 +42,7 @@ class Collective:
         "notes",
         "number",
         "payloads",
+        "ranks",
         "round",
         "value",
         "waiters",
@@ -45,7 +51,12 @@ class Collective:
     def __init__(self, kind: str, number: int, round_number: int | None, nbytes: int) -> None:
         self.kind, self.number, self.round, self.nbytes = kind, number, round_number, nbytes
         self.payloads: dict[int, Any] = {}
-        self.notes: Any = {}  # of each rank; a tuple when all are there
+        self.notes: dict[int, float] = {}
+        self.all_notes: tuple[float, ...] = ()
+        self.ranks: tuple[int, ...] = ()  # that have brought something, when all are there
+        self.attempt = self.count = 0
+        self.early: set[int] = set()  # ranks that have the result before the others, because somebody crashed
+        self.holders: set[int] = set()
         self.waiters: list[Waiter] = []
         self.value: Any = None
         self.joined = inf  # when the last rank joined
@@ -62,14 +73,14 @@ class RoundTotal(Gradient):
         self, values: Values | None, count: int, working: bool, own: int | None, collective: Collective
     ) -> None:
         super().__init__(values, count)
-        self.working, self.notes = working, collective.notes
+        self.working, self.notes, self.ranks = working, collective.all_notes, collective.ranks
         self.parts = [(collective, 0, 0) if own is None else (collective, count, own)]
 
     def __iadd__(self, other: Gradient) -> Gradient:
         assert isinstance(other, RoundTotal)
         super().__iadd__(other)
         self.parts += other.parts
-        self.working, self.notes = other.working, other.notes
+        self.working, self.notes, self.ranks = other.working, other.notes, other.ranks
         return self
 
 
@@ -93,13 +104,13 @@ class SimulatedWork(Work[T], ABC):
 class CollectiveWork(SimulatedWork[T]):
     """One rank's part in a collective."""
 
-    def __init__(self, collective: Collective) -> None:
-        self.collective = collective
+    def __init__(self, collective: Collective, node: SimulatedNode) -> None:
+        self.collective, self._node = collective, node
         self.round = collective.round
 
     @property
     def done(self) -> bool:
-        return self.collective.done
+        return self.collective.done or self._node.rank in self.collective.early
 
     @property
     def joined(self) -> float:
@@ -114,14 +125,16 @@ class AllReduceWork(CollectiveWork[Gradient]):
     """`own`: this rank's samples in it; None for a mean of models, which is over no samples."""
 
     def __init__(self, collective: Collective, node: SimulatedNode, own: int | None) -> None:
-        super().__init__(collective)
-        self._node, self._own = node, own
+        super().__init__(collective, node)
+        self._own = own
         self._total: RoundTotal | None = None
 
     def result(self) -> Gradient:
         if self._total is None:  # awaiting it twice must not fill memory that a step has given back
             collective = self.collective
-            payload = collective.payloads.pop(self._node.rank)
+            payload = collective.payloads[self._node.rank]
+            if collective.done:  # until then it may have to be brought again
+                del collective.payloads[self._node.rank]
             values, count, working = self._node.learner.total(payload, collective.value)
             self._total = RoundTotal(values, count, working or collective.more, self._own, collective)
         return self._total

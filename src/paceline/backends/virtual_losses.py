@@ -48,6 +48,7 @@ class Losses:
             raise PacelineError(
                 f"The run cannot go on without rank {lost.rank}: the strategy {self._strategy.name} needs {lacks}."
             )
+        self._run.trace.lost(lost.rank, self._run.now, "crash")
         for node in alive:
             lost.post.start_message(node.rank, Message(lost.rank, LOST, ()))
 

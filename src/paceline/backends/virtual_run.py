@@ -20,8 +20,9 @@ from paceline.backends.simulated_node import (
     SimulatedWork,
     Waiter,
 )
-from paceline.backends.standstill import leaked, never_ends, out_of_order, standstill
+from paceline.backends.standstill import leaked, never_ends, standstill
 from paceline.backends.theatre import Theatre
+from paceline.backends.virtual_collectives import VirtualCollectives
 from paceline.backends.virtual_losses import Losses
 from paceline.backends.virtual_post import VirtualPost
 from paceline.backends.watch import NOISE_EVERY
@@ -63,7 +64,7 @@ class VirtualRun(Theatre):
         self.clock, self.trace, self._on_applied = Clock(), trace, on_applied
         self._until = limits[1]
         self.nodes = [SimulatedNode(rank, cluster, learner, limits[0], self) for rank, learner in enumerate(learners)]
-        self._strategy, self._source = strategy, source
+        self.strategy, self._source = strategy, source
         self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.ranks)
         post = VirtualPost(self, cluster, self._faults, self._traffic)
         for node in self.nodes:
@@ -72,7 +73,8 @@ class VirtualRun(Theatre):
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
         self._news = False
-        self._open: dict[int, Collective] = {}
+        more = lambda: self.clock.now < self._until and self._losses.samples_left  # noqa: E731
+        self._collectives = VirtualCollectives(self, source, self._faults, self._traffic, cluster.seed, more)
         self.rounds = self.samples_applied = self._empties = 0
 
     # ---- from the beginning to the end
@@ -85,7 +87,7 @@ class VirtualRun(Theatre):
         try:
             self.clock.run()
             if not all(node.ended for node in self.nodes):
-                raise standstill(self.nodes, self._faults, self.clock.now, self._strategy.name)
+                raise standstill(self.nodes, self._faults, self.clock.now, self.strategy.name)
         finally:
             for node in self.nodes:
                 if node.close is not None:
@@ -95,7 +97,7 @@ class VirtualRun(Theatre):
         if node.ended:  # crashed before it joined
             return
         self.trace.start(node.rank, self.clock.now)
-        coroutine = self._strategy.course(node)
+        coroutine = self.strategy.course(node)
         node.resume, node.close = coroutine.send, coroutine.close
         self.advance(node, None)
 
@@ -113,11 +115,13 @@ class VirtualRun(Theatre):
             return
         if node.close is not None:
             node.close()
-        if self._strategy.survives:
+        if self.strategy.survives:
             self._losses.add(node)
         self._end(node, "crash")
-        for collective in list(self._open.values()):
-            self._launch_if_all_are_there(collective)
+        if self.strategy.survives:
+            self._collectives.agree_without(node.rank)
+            if not node.servers:  # with servers, when all of them have heard of it
+                self._source.release(node.rank)
 
     def heard_of_loss(self, node: SimulatedNode, rank: int) -> None:
         self._losses.heard(node, rank)
@@ -138,7 +142,7 @@ class VirtualRun(Theatre):
         if asked is None:
             return
         if leak := node.learner.leaked():
-            raise leaked(leak, self._strategy.name, self._place(node))
+            raise leaked(leak, self.strategy.name, self.place(node))
         if asked is NEXT_GRADIENT:
             self._start_micro_batch(node)
         else:
@@ -198,7 +202,7 @@ class VirtualRun(Theatre):
         node.since, node.waits_for, node.answer = now, None, Gradient(None, 0)
         self._empties += 1
         if self._empties > 10_000 + PATIENCE * len(self.nodes):
-            raise never_ends(self._empties, self._strategy.name, self._place(node))
+            raise never_ends(self._empties, self.strategy.name, self.place(node))
         waiter = (node, node.ticket)
         for work in node.in_flight:
             if not work.done:
@@ -223,7 +227,7 @@ class VirtualRun(Theatre):
         node.waits_for, node.idle = None, False
         self.advance(node, node.answer)
 
-    def _place(self, node: SimulatedNode) -> str:
+    def place(self, node: SimulatedNode) -> str:
         return f"rank {node.rank}, {self.clock.now:g} s"
 
     # ---- collectives
@@ -254,62 +258,15 @@ class VirtualRun(Theatre):
         self.trace.join(node.rank, self.clock.now, round_number, own or 0, nbytes + node.sent)
         node.sent = 0
         kind = "all-reduce" if own is not None else "mean of models"
-        collective = self._join(node, kind, payload, nbytes, round_number, note)
+        collective = self._collectives.join(node, kind, payload, nbytes, round_number, note)
         work = AllReduceWork(collective, node, own)
         node.fly(work)
         return work
 
     def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]:
-        work = AllGatherWork(self._join(node, "all-gather", value, 8, None, 0.0))
+        work = AllGatherWork(self._collectives.join(node, "all-gather", value, 8, None, 0.0), node)
         node.fly(work)
         return work
-
-    def _join(
-        self, node: SimulatedNode, kind: str, payload: Any, nbytes: int, round_number: int | None, note: float
-    ) -> Collective:
-        number = node.collectives
-        node.collectives += 1
-        collective = self._open.get(number)
-        if collective is None:
-            collective = self._open[number] = Collective(kind, number, round_number, nbytes)
-        elif collective.kind != kind:
-            raise out_of_order(collective, kind, node.rank, self._strategy.name, self._place(node))
-        collective.payloads[node.rank] = payload
-        if note:
-            collective.notes[node.rank] = note
-        self._launch_if_all_are_there(collective)
-        return collective
-
-    def _launch_if_all_are_there(self, collective: Collective) -> None:
-        here, wanted = len(collective.payloads), len(self.nodes)
-        if here == wanted or (self._losses and all(n.ended or n.rank in collective.payloads for n in self.nodes)):
-            del self._open[collective.number]
-            collective.joined = self.clock.now
-            if collective.round is not None:
-                collective.nbytes = self.nodes[0].learner.travelling(list(collective.payloads.values()))
-            for rank in collective.payloads:
-                self.trace.ranks[rank].nbytes += collective.nbytes
-            self._launch(collective)
-
-    def _launch(self, collective: Collective) -> None:
-        """All have joined: it runs, unless a partition holds it up."""
-        now = self.clock.now
-        opens = self._faults.open(range(len(self.nodes)), now)
-        if now < opens < inf:
-            self.clock.at(opens, self._launch, collective)
-        elif opens == now:
-            end = self._traffic.collective_end(collective.kind, collective.nbytes, now)
-            self.clock.at(end, self._complete, collective)
-
-    def _complete(self, collective: Collective) -> None:
-        payloads, count = collective.payloads, len(self.nodes)
-        ordered = [payloads[rank] for rank in range(count) if rank in payloads]
-        collective.value = tuple(ordered) if collective.round is None else self.nodes[0].learner.reduce(ordered)
-        collective.notes = tuple(collective.notes.get(rank, 0.0) for rank in range(count))
-        collective.more = self.clock.now < self._until and self._losses.samples_left
-        collective.done = True
-        for waiter in collective.waiters:
-            self.wake(waiter)
 
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
         now = self.clock.now
@@ -322,15 +279,21 @@ class VirtualRun(Theatre):
             number = collective.round
             assert number is not None
             if not collective.applied:
-                collective.applied = True
-                self.rounds += count > 0
-                self.samples_applied += count
-                self._source.commit(number)
+                collective.applied, collective.count = True, count
+                if collective.done:
+                    self.round_counts(collective)
             self.trace.applied(node.rank, now, number, count, own)
             noise = node.learner.noise
             if node.rank == 0 and number % NOISE_EVERY == 0 and noise.value is not None:
                 self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
+
+    def round_counts(self, collective: Collective) -> None:
+        """All have its result, and one has applied it: its samples are used."""
+        assert collective.round is not None
+        self.rounds += collective.count > 0
+        self.samples_applied += collective.count
+        self._source.commit(collective.round)
 
     def settle(self, node: SimulatedNode, gradient: Gradient) -> None:
         now, count = self.clock.now, sum(map(len, gradient.samples))
@@ -393,6 +356,10 @@ class VirtualRun(Theatre):
     @property
     def now(self) -> float:
         return self.clock.now
+
+    @property
+    def somebody_is_lost(self) -> bool:
+        return bool(self._losses)
 
     def _drop_non_finite(self, node: SimulatedNode, count: int, samples: list[range]) -> None:
         self._source.discard(node.rank, samples, "non-finite gradient")

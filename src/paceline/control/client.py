@@ -87,6 +87,12 @@ class ControlClient:
     # ---- membership
 
     @property
+    def membership(self) -> tuple[int, frozenset[int], frozenset[int]]:
+        """Its generation, and the ranks that are lost and that have left, as of one moment."""
+        with self._lock:
+            return self.generation, frozenset(self.lost), frozenset(self.left)
+
+    @property
     def local_host(self) -> str:
         """This machine's address as the service's machine reaches it: the one to be found at by other ranks."""
         return self._line.connection.local_host
@@ -154,16 +160,18 @@ class ControlClient:
         self._request("lease", {"micro_batches": micro_batches}).add_done_callback(pass_on)
         return outcome
 
-    def report_progress(self, samples: Sequence[int], *, now: bool = False) -> None:
+    def report_progress(self, samples: Sequence[int], *, now: bool = False, generation: int | None = None) -> None:
         """Samples that each rank has brought to an end in the rounds that this rank has applied. The next heartbeat
         tells it; `now` tells it at once, with all that this rank knows of the membership: it will apply no more
-        rounds with those that are lost by now, so what they leave behind can go to others."""
+        rounds with those that are lost by now, so what they leave behind can go to others. With a `generation` it says
+        so only of those who were lost by then."""
         with self._lock:
             self._progress = list(samples)
-            if not now:
+            if generation is None and not now:
                 return
-            self._adopted = self.generation
-        self._tell("progress", {"samples": self._progress, "generation": self._adopted})
+            self._adopted = max(self._adopted, self.generation if generation is None else generation)
+            news = {"samples": self._progress, "generation": self._adopted}
+        self._tell("progress", news)
 
     def discard(self, ranges: Iterable[range], reason: str) -> None:
         """Computed, but dropped."""

@@ -280,16 +280,17 @@ class ControlService:
             self._lose(peer.rank, peer.reason)
 
     def _lose(self, rank: int, reason: str) -> None:
-        if not self._members.lose(rank, reason):
-            return
+        before, news = self._members.generation, self._members.lose(rank, reason)
+        if news:
+            self._announce()
+        if not news or (self._members.begun and self._members.generation == before):
+            return  # a better reason: nobody more is gone, and groups that are being formed will be complete
         self._release(self._doubts.lost(rank, self._members.generation, self._members.present))
-        self._announce()
         if not self._members.begun:
             self._fail(PacelineError(f"Rank {rank} was lost before all ranks had arrived: {reason}."))
         # A group that was being formed will not be complete: who waits for a key may wait for the lost rank's.
-        told = error_frame(self._failure or PacelineError(f"Rank {rank} was lost: {reason}."))
         for peer, sequence in self._waiting.give_up(about_a_key):
-            self._send(peer, told, sequence)
+            self._send(peer, error_frame(self._failure or PacelineError(f"Rank {rank} was lost: {reason}.")), sequence)
 
     def _release(self, ranks: list[int]) -> None:
         for rank in ranks if self._ledger is not None else []:

@@ -15,6 +15,8 @@ import torch
 from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
 
 from paceline.backends.collectives import Collectives
+from paceline.backends.lane import Care
+from paceline.backends.peers import NobodyIsLost
 from paceline.doctor.host import OK, PROBLEM, WARNING, Device, Finding, Task, fitted, spread_of
 from paceline.doctor.machine import cpu_name
 from paceline.errors import PacelineError
@@ -145,7 +147,7 @@ def _measure_gloo(nbytes: int) -> tuple[Network, float, int]:
 
     def join(rank: int) -> None:
         try:
-            made.append(Collectives(lambda _: store, rank, [0, 1], 0, torch.device("cpu"), True, check))
+            made.append(Collectives(NobodyIsLost(store, check), rank, 2, torch.device("cpu"), loopback=True))
         except BaseException as error:  # told by whoever waits for it
             failed.append(error)
 
@@ -161,9 +163,9 @@ def _measure_gloo(nbytes: int) -> tuple[Network, float, int]:
         raise PacelineError(f"Two ranks did not meet within {MEETING_SECONDS:.0f} s.")
 
     def reduce(tensors: list[torch.Tensor]) -> None:
-        works = [group.add_up(each, lambda same: same, "A trial") for group, each in zip(made, tensors, strict=True)]
+        works = [group.add_up(each, lambda: None, "A trial", Care()) for group, each in zip(made, tensors, strict=True)]
         for work in works:
-            work.wait()
+            work.finish()
 
     return _fit(["cpu", "cpu"], reduce, nbytes)
 

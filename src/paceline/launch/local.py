@@ -157,7 +157,7 @@ class Children:
                     self._report(control, rank, _in_words(code))
                     first_failed = rank if first_failed is None else first_failed
                     failed.add(rank)
-                if first_failed is not None and not self._goes_on(control, told):
+                if not self._goes_on(control, told, first_failed is not None):
                     give_up_at = min(give_up_at, time.monotonic() + GRACE_SECONDS)
             time.sleep(POLL_SECONDS)
         self.end_all()
@@ -171,10 +171,12 @@ class Children:
         with suppress(PacelineError):  # the control plane is gone for good: the ranks will say so themselves
             control.report_exit(rank, reason)
 
-    def _goes_on(self, control: ControlClient, ended: set[int]) -> bool:
-        """Whether the run goes on without lost ranks, and not all that still runs is lost."""
+    def _goes_on(self, control: ControlClient, ended: set[int], one_failed: bool) -> bool:
+        """Whether nobody has failed, or the run survives that; and not all that still runs is lost, one that hangs
+        say."""
         state, running = _status(control), set(range(len(self._processes))) - ended
-        return bool(state["survives"]) and not running <= set(map(int, state["lost"]))
+        survives, lost = bool(state["survives"]), set(map(int, state["lost"]))
+        return (not one_failed and not lost) or (survives and not running <= lost)
 
     def end_all(self) -> None:
         """Ask every child that still runs to end, then make it; wait until their output is read."""

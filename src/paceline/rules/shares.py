@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 
 def shares_by_speed(seconds: Sequence[float], total: int) -> tuple[int, ...]:
@@ -53,6 +54,22 @@ def equal_shares(workers: int, each: int) -> tuple[int, ...]:
     return (each,) * workers
 
 
+def among(counts: tuple[int, ...], ranks: Sequence[int]) -> tuple[int, ...]:
+    """What the others had is shared out among these, in proportion to what they have; where nobody says who is there,
+    all are.
+
+    >>> among((4, 4, 2, 1), (0, 2, 3)), among((3, 0, 3), (0, 2))
+    ((6, 0, 3, 2), (3, 0, 3))
+    """
+    if len(ranks) in (0, len(counts)) or not any(count for rank, count in enumerate(counts) if rank not in ranks):
+        return counts
+    here = [max(1, counts[rank]) for rank in ranks]
+    ends = list(accumulate(here, initial=0))
+    cuts = [round(sum(counts) * end / ends[-1]) for end in ends]
+    shared = dict(zip(ranks, (after - before for before, after in pairwise(cuts)), strict=True))
+    return tuple(shared.get(rank, 0) for rank in range(len(counts)))
+
+
 class SharesBySpeed:
     """The counts for the next round: the old ones, unless new ones would shorten it by more than the dead band.
 
@@ -81,11 +98,17 @@ class SharesBySpeed:
 
 
 def _resized(counts: tuple[int, ...], seconds: tuple[float, ...], dead_band: float) -> tuple[int, ...]:
-    if not seconds or not all(seconds):
+    here = [rank for rank, count in enumerate(counts) if count]  # the others are lost
+    known = [seconds[rank] for rank in here if seconds]
+    if not known or not all(known):
         return counts
-    better = shares_by_speed(seconds, sum(counts))
-    gain = 1 - round_seconds(better, seconds) / round_seconds(counts, seconds)
-    return better if gain > dead_band else counts
+    before = [counts[rank] for rank in here]
+    better = shares_by_speed(known, sum(before))
+    gain = 1 - round_seconds(better, known) / round_seconds(before, known)
+    if gain <= dead_band:
+        return counts
+    shares = dict(zip(here, better, strict=True))
+    return tuple(shares.get(rank, 0) for rank in range(len(counts)))
 
 
 resized = SharesBySpeed()

@@ -9,24 +9,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch._C._distributed_c10d import PrefixStore
-
 from paceline import __version__
 from paceline.backends.collectives import Collectives
 from paceline.backends.learning_node import Task
 from paceline.backends.mailbox import Mailbox
+from paceline.backends.peers import ControlPeers
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
 from paceline.callbacks import Callback, JsonLines
-from paceline.control.keys import GENERATION
 from paceline.control.messages import to_ranges
 from paceline.control.service import CONNECTION_CLOSED
 from paceline.control.stock import LeaseStock
-from paceline.control.store import ControlStore
 from paceline.errors import PacelineError
 from paceline.launch.surroundings import Surroundings
-from paceline.node import LOST, Message
 from paceline.record import FileRecorder, Recorder
 from paceline.run.loader import Loader
 from paceline.run.metrics import Feed, write_settings
@@ -60,6 +55,7 @@ class Rank:
     ) -> None:
         self._control, self._loader, self._strategy = surroundings.control, loader, strategy
         self._told: set[int] = set()
+        self._unexplained: dict[int, float] = {}
         self._stock: LeaseStock | None = None
         now = run_clock(surroundings.origin)
         self._file = FileRecorder(surroundings.folder / "events", surroundings.rank)
@@ -83,15 +79,12 @@ class Rank:
             self._mailbox.address,
         )
         self._mailbox.connect(self._control.roster)
-        self._store = ControlStore(self._control)  # torch keeps only its C++ half alive
         self.collectives = Collectives(
-            lambda generation: PrefixStore(f"{GENERATION}{generation}", self._store),
+            ControlPeers(self._control, self.check_peers),
             surroundings.rank,
-            range(surroundings.world_size),
-            self._control.generation,
+            surroundings.world_size,
             replica.parameters.device,
             surroundings.loopback,
-            self.check_peers,
         )
         if surroundings.rank == 0:
             info = self._described(surroundings, replica)
@@ -134,48 +127,60 @@ class Rank:
         deadline = time.monotonic() + seconds
         while not self._control.lost.keys() - self._told and time.monotonic() < deadline:
             time.sleep(0.02)
+        if self._unexplained:
+            self._explain()
         if not self._control.lost.keys() - self._told:
             return
-        self._hear_why()
         node, lost = self.node, dict(self._control.lost)
         alive = [rank for rank in range(node.world_size) if rank not in lost]
-        lacks = self._strategy.lacks(alive, node.workers, node.servers)
-        if lacks or not node.serves or node.meets:  # else when it has come to the news: see ProcessNode.receive
+        lacks = self._strategy.lacks(alive, node.workers, node.servers) if node.rank in alive else "this rank itself"
+        if node.servers and (lacks or not node.serves or node.meets):  # else when it has come to the news: see `Heard`
             node.has_no_more_of_the_lost()
         if lacks:
-            named = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
-            raise PacelineError(
-                f"The run cannot go on without a lost rank ({named}).",
-                where=f"rank {node.rank}, after round {node.rounds}",
-                cause="Probably it failed, was killed, or lost its network; its own log says more. The strategy "
-                f"{self._strategy.name} would need {lacks}.",
-                remedy="Start again with run.resume() to go on from the last checkpoint.",
-            )
+            raise self._cannot_go_on(lacks)
         for rank in sorted(lost.keys() - self._told):
             self._told.add(rank)
-            self._mailbox.tell(Message(rank, LOST, ()))
-            if node.rank == alive[0]:
-                node.warn(f"Rank {rank} was lost ({lost[rank]}); the run goes on without it.")
+            self._mailbox.lose(rank)
+            self._unexplained[rank] = time.monotonic() + WHY_SECONDS
+
+    def _cannot_go_on(self, lacks: str) -> PacelineError:
+        deadline = time.monotonic() + WHY_SECONDS
+        while CONNECTION_CLOSED in self._control.lost.values() and time.monotonic() < deadline:
+            time.sleep(0.02)  # a launcher knows how a process ended a moment after its connection is gone
+        named = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self._control.lost.items()))
+        return PacelineError(
+            f"The run cannot go on without a lost rank ({named}).",
+            where=f"rank {self.node.rank}, after round {self.node.rounds}",
+            cause="Probably it failed, was killed, or lost its network; its own log says more. The strategy "
+            f"{self._strategy.name} would need {lacks}.",
+            remedy="Start again with run.resume() to go on from the last checkpoint.",
+        )
+
+    def _explain(self) -> None:
+        """Tell the user of losses, when it is known why, or will not be: training does not wait for that."""
+        for rank, deadline in list(self._unexplained.items()):
+            reason = self._control.lost.get(rank, "")
+            if reason != CONNECTION_CLOSED or time.monotonic() > deadline:
+                del self._unexplained[rank]
+                first = next((each for each in range(self.node.world_size) if each not in self._control.lost), -1)
+                if self.node.rank == first:  # also while those who are left still agree on who is here
+                    self.recorder.write("lost", rank, self.node.now(), reason=reason)
+                    self.node.warn(f"Rank {rank} was lost ({reason}); the run goes on without it.")
 
     def _more_to_come(self) -> bool:
         """Whether a lost rank has left samples behind that nobody has used yet."""
         if not self._told or self._loader.over:
             return False
+        self.node.tell_progress()
         ledger = self._control.status()["ledger"]
         return bool(ledger and ledger["remaining"])
-
-    def _hear_why(self) -> None:
-        """A launcher knows how a process ended a moment after its connection is gone."""
-        deadline = time.monotonic() + WHY_SECONDS
-        while CONNECTION_CLOSED in self._control.lost.values() and time.monotonic() < deadline:
-            time.sleep(0.02)
 
     def start_leasing(self, used: list[list[int]]) -> None:
         """Open the run's ledger, with the spans that a checkpoint had settled, and take the first leases."""
         loader = self._loader
         self._control.open_ledger(loader.samples, loader.epochs, loader.micro_batch, to_ranges(used))
         # Together: who starts early must not compute a huge first round before the others come.
-        self.node.sum_now(torch.zeros(1, device=self.collectives.device))
+        self.node.meet()
         self._stock = LeaseStock(self._control)
         loader.start(self._stock.next_range, lambda: self.node.portion)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
@@ -188,12 +193,15 @@ class Rank:
         if left_over:
             self._control.give_back(left_over)
 
-    def settled_at_the_end(self) -> list[range]:
-        """The samples that the final parameters are the result of."""
+    def settled(self) -> list[range]:
+        """The samples that the parameters are the result of, after a round that all ranks have."""
         return self._control.snapshot(self.node.books.progress)
 
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""
+        while self._unexplained:
+            self._explain()
+            time.sleep(0.02 if self._unexplained else 0.0)
         self.recorder.write("end", self.node.rank, self.node.now())
         self._file.close()
         if self._feed is not None:
@@ -203,7 +211,7 @@ class Rank:
             self.collectives.abandon()
         try:
             if not error:
-                self._control.report_progress(self.node.books.progress, now=True)
+                self._control.report_progress(self.node.books.progress, now=True)  # all have met: nobody lacks a round
                 self.stop_leasing(self._loader.left_over())
             self._control.leave(error)
         except PacelineError as trouble:  # the run is over for this rank: nothing is lost by a farewell unheard

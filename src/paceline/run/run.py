@@ -264,7 +264,7 @@ class Run:
 
         Training goes on while it is written; after the loop it is on the disk when this returns."""
         if self._rank is not None and self._driver is not None and self._driver.finished:
-            self._saver.write(self._rank.settled_at_the_end() if self.rank == 0 else [])
+            self._saver.write()
             self._saver.wait()
         else:
             self.node.save_wanted = True
@@ -374,7 +374,7 @@ class Run:
         self._rates.advance(news.before, news.after)
         if news.saving:
             self._saver.prepare()
-            self._saver.write(self.node.settled_at_save)
+            self._saver.write()
         self._saver.look()
         for callback in self._after_round:
             callback()

@@ -42,6 +42,7 @@ class Saver:
     ) -> None:
         self._node, self._collectives, self._rates = rank.node, rank.collectives, rates
         self._share_of, (self._strategy, self._data) = share_of, run
+        self._settled = rank.settled
         self._writer = Writer(folder)
         self._told: PacelineError | None = None
         self._prepared_at = -1
@@ -51,16 +52,18 @@ class Saver:
         """All ranks together, once a round: average what is no parameter, and collect what only some ranks have."""
         if self._prepared_at != self._node.rounds:
             self._prepared_at = self._node.rounds
-            average_buffers(self._node)
+            if not average_buffers(self._node):
+                self._node.meet()  # else this rank could be the only one that has the round, and tell of it
             if self._node.servers:
                 self._optimizer = served_optimizer(self._node, self._collectives, self._share_of)
 
-    def write(self, settled: list[range]) -> None:
-        """The first rank takes a snapshot of a round that was prepared and begins to write it; `settled`: the samples
-        that it is of. Whoever saves faster than the disk writes waits for it here."""
+    def write(self) -> None:
+        """The first rank takes a snapshot of a round that was prepared and begins to write it. Whoever saves faster
+        than the disk writes waits for it here."""
         if self._node.leads:
             self._writer.wait()
             self.look()
+            settled = self._settled()  # while this rank has not joined the next round, nobody settles more
             whole = gather(self._node, self._rates, settled, self._strategy, self._data, self._optimizer)
             self._writer.start(self._node.rounds, whole)
 
@@ -73,7 +76,7 @@ class Saver:
 
     def finish(self) -> None:
         """All ranks together, when the training is over: nothing is on its way any more, or the error is raised."""
-        self.prepare()
+        self.prepare()  # all have met: who leaves now has nothing any more that others may need
         self.wait()
 
     def wait(self) -> None:
@@ -88,16 +91,18 @@ class Saver:
         self.look()
 
 
-def average_buffers(node: ProcessNode) -> None:
-    """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen."""
+def average_buffers(node: ProcessNode) -> bool:
+    """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen; whether there are
+    any."""
     buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
     if not buffers or node.world_size == 1:
-        return
+        return False
     seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
     weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]
     *sums, whole = node.sum_now(torch.cat([*weighted, seen])).split([*(b.numel() for b in buffers), 1])
     for buffer, part in zip(buffers, sums, strict=True):
         buffer.copy_((part / whole.clamp(min=1)).view_as(buffer))
+    return True
 
 
 def served_optimizer(node: ProcessNode, collectives: Collectives, share_of: Callable[[int], Share]) -> OptimizerParts:
@@ -111,7 +116,7 @@ def served_optimizer(node: ProcessNode, collectives: Collectives, share_of: Call
     holders: dict[int, int] = {}
     for rank in range(node.workers, node.world_size):
         share = share_of(rank)
-        if share.last != 0:
+        if share.last != 0 and rank in collectives.ranks:
             holders.setdefault(share.first, rank)
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}

@@ -90,6 +90,10 @@ class Trace:
         if self._recorder is not None:
             self._recorder.write("noise", rank, t, round=round_number, squared_norm=squared_norm, variance=variance)
 
+    def lost(self, rank: int, t: float, reason: str) -> None:
+        if self._recorder is not None:
+            self._recorder.write("lost", rank, t, reason=reason)
+
     def end(self, rank: int, t: float) -> None:
         self.ranks[rank].ended = t
         if self._recorder is not None:

@@ -62,6 +62,7 @@ class AbsSgd(Strategy):
     """
 
     name: ClassVar[str] = "abs-sgd"
+    survives: ClassVar[bool] = True
     trigger: str = "vote"
     target: int | str = ""
     min_micro_batches: int = 0

@@ -53,6 +53,7 @@ class AdaptiveSgd(Strategy):
     """
 
     name: ClassVar[str] = "adaptive-sgd"
+    survives: ClassVar[bool] = True
     mega_batch: int = 0
     rule: str = "paper"
     beta: float = 0.0

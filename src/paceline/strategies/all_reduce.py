@@ -29,6 +29,7 @@ class AllReduce(Strategy):
 
     name: ClassVar[str] = "all-reduce"
     blocking: ClassVar[bool] = True
+    survives: ClassVar[bool] = True
     micro_batches: int = 1
 
     def __post_init__(self) -> None:

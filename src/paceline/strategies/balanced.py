@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Gradient, Node
-from paceline.rules.shares import equal_shares, resized
+from paceline.rules.shares import among, equal_shares, resized
 from paceline.strategies.checks import at_least
 from paceline.strategies.strategy import Strategy
 
@@ -31,6 +31,7 @@ class Balanced(Strategy):
 
     name: ClassVar[str] = "balanced"
     blocking: ClassVar[bool] = True
+    survives: ClassVar[bool] = True
     micro_batches: int = 1
     dead_band: float = 0.05
 
@@ -44,7 +45,7 @@ class Balanced(Strategy):
             batch = await self.share(node, shares[node.rank])
             total = await node.all_reduce(batch, note=node.seconds_per_sample)
             node.apply(total)
-            shares = resized(shares, total.notes, self.dead_band)
+            shares = resized(among(shares, total.ranks), total.notes, self.dead_band)
 
     async def share(self, node: Node, samples: int) -> Gradient:
         batch = await node.gradient(min(samples, node.micro_batch))

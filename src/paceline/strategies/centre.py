@@ -55,7 +55,7 @@ class Centre:
         """All replicas have arrived, and this one has not moved since it left."""
         node, centre = self._node, self._node.state["centre"]
         self._own.copy_(node.parameters)
-        draw_(self._own, centre, self._elasticity / node.world_size)
+        draw_(self._own, centre, self._elasticity / len(total.ranks))
         model = node.parameters
         model.copy_(centre)  # what stays if nobody has brought a finite model
         node.adopt(total)

@@ -30,6 +30,7 @@ class ElasticAveraging(Strategy):
     """
 
     name: ClassVar[str] = "elastic-averaging"
+    survives: ClassVar[bool] = True
     steps: int = 8
     elasticity: float = 0.9
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Node, Work
@@ -94,18 +95,23 @@ class Merges:
             total, self._merging = await self._merging, None
             self._take_in(total)
 
-    def _merge(self, updates: tuple[float, ...], norms: tuple[float, ...]) -> None:
-        node, options, batches = self._node, self._options, self._node.state["batches"]
+    def _merge(self, updates: Sequence[float], norms: Sequence[float]) -> None:
+        node, options = self._node, self._options
+        here = [rank for rank, made in enumerate(updates) if not isnan(made)]
+        updates, norms = ([of_all[rank] for rank in here] for of_all in (updates, norms))
+        batches = [node.state["batches"][rank] for rank in here]
         weights = merge_weights(updates, batches)
         if may_perturb(norms, node.parameters.shape[0], options.norm_gate):
             weights = perturbed(weights, updates, options.perturbation)
         self._weight = 1.0 if options.renormalise else sum(weights)
-        own = (weights[node.rank], self._count, self._samples)
+        own = (weights[here.index(node.rank)], self._count, self._samples)
         self._merging = node.all_reduce(node.movement(self._leaving(), node.state["merged"], *own))
         self._count, self._samples = 0, []
         if node.divisible:
             bounds = self._bounds
-            node.state["batches"] = scaled_batches(options.rule, batches, updates, self._beta, bounds)
+            scaled = scaled_batches(options.rule, batches, updates, self._beta, bounds)
+            for rank, batch in zip(here, scaled, strict=True):
+                node.state["batches"][rank] = batch
 
     def _leaving(self) -> Tensor:
         """The model that goes into a merge. The rank steps on with its parameters only where workers overlap."""

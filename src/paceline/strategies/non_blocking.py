@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,6 +43,7 @@ class NonBlocking(Strategy):
     """
 
     name: ClassVar[str] = "non-blocking"
+    survives: ClassVar[bool] = True
     mini_batches: int = 8
     unfinished: str = "abort"
     carry: bool = False
@@ -66,6 +68,9 @@ class NonBlocking(Strategy):
     @property
     def steps_alone(self) -> bool:
         return self.topology != RING
+
+    def lacks(self, alive: Collection[int], workers: int, servers: int) -> str:
+        return "all of its neighbours" if self.steps_alone else ""
 
     def plan(self, workers: int) -> Plan:
         """Who mixes with whom."""

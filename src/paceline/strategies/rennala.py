@@ -35,6 +35,7 @@ class Rennala(Strategy):
     """
 
     name: ClassVar[str] = "rennala"
+    survives: ClassVar[bool] = True
     target: int | str = "auto"
     unfinished: str = "carry"
     lr_rule: str = "auto"

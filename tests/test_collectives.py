@@ -1,0 +1,173 @@
+"""Collectives in whose middle a rank is lost: ranks as threads of one process, with real process groups between them.
+
+A rank is lost by never joining, as one that hangs: then nothing breaks, and only the membership tells of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from paceline.backends.collectives import Collectives, CollectiveWork, MissingRootError
+from paceline.backends.flat import TRAILER, WEIGHT
+from paceline.backends.lane import Care
+from paceline.backends.movement import BLOCK, Movement
+from paceline.backends.peers import Present
+
+RANKS = 4
+
+
+class Town:
+    """What all ranks of a test see: who is lost, and what they tell each other."""
+
+    def __init__(self) -> None:
+        self.present = Present(0, frozenset(), frozenset())
+        self.said: dict[str, bytes] = {}
+        self._store = c10d.HashStore()
+
+    def lose(self, *ranks: int) -> None:
+        self.present = Present(self.present.generation + 1, self.present.lost | set(ranks), frozenset())
+
+    def check(self, seconds: float) -> None:
+        pass
+
+    def membership(self) -> Present:
+        return self.present
+
+    def say(self, key: str, value: bytes) -> None:
+        self.said[key] = value
+
+    def heard(self, keys: list[str]) -> list[bytes] | None:
+        return [self.said[key] for key in keys] if all(key in self.said for key in keys) else None
+
+    def store(self, generation: int) -> c10d.Store:
+        return c10d.PrefixStore(str(generation), self._store)
+
+
+def together(act: Callable[[int, Collectives, Town], Any]) -> list[Any]:
+    """What the act of each rank returns."""
+    town = Town()
+
+    def rank(number: int) -> Any:
+        group = Collectives(town, number, RANKS, torch.device("cpu"), loopback=True)
+        try:
+            return act(number, group, town)
+        finally:
+            group.abandon()
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(rank, range(RANKS)))
+
+
+def add_up(group: Collectives, tensor: Tensor) -> CollectiveWork[Tensor]:
+    kept = tensor.clone()
+    work: CollectiveWork[Tensor] = group.add_up(tensor, lambda: work.flight.tensor, "A sum", Care(kept.clone))
+    return work
+
+
+def test_what_nobody_holds_is_repeated_without_the_lost_rank() -> None:
+    def act(rank: int, group: Collectives, town: Town) -> float:
+        add_up(group, torch.tensor([1.0])).finish()
+        if rank == 3:
+            town.lose(3)
+            return 0.0
+        return float(add_up(group, torch.tensor([10.0**rank])).finish())
+
+    assert together(act) == [111.0, 111.0, 111.0, 0.0]
+
+
+def test_what_one_rank_holds_the_others_get_bit_for_bit() -> None:
+    """Rank 0 holds the second sum, with the lost rank's part in it; the others hear of the loss before they look."""
+    gone = threading.Event()
+
+    def act(rank: int, group: Collectives, town: Town) -> Tensor:
+        add_up(group, torch.tensor([1.0])).finish()
+        second = add_up(group, torch.tensor([0.1 * 3**rank]))
+        if rank == 0:
+            assert second.wait()
+            town.lose(3)
+            gone.set()
+        gone.wait()
+        if rank == 3:
+            return torch.zeros(1)
+        second.flight.poll = lambda: second.flight.held  # type: ignore[method-assign]  # as if it had broken here
+        group.look_around()
+        return second.finish().clone() + add_up(group, torch.tensor([0.0])).finish()
+
+    found = together(act)
+    assert all(torch.equal(each, found[0]) for each in found[:3])
+    assert float(found[0]) == pytest.approx(0.1 * (1 + 3 + 9 + 27)), "the lost rank's part counts on all"
+
+
+def test_several_in_flight_and_a_second_loss_while_they_agree() -> None:
+    def act(rank: int, group: Collectives, town: Town) -> list[float]:
+        if rank == 3:
+            town.lose(3)
+            return []
+        works = [add_up(group, torch.tensor([(number + 1) * 10.0**rank])) for number in range(3)]
+        if rank == 2:  # it dies when the others wait for its word
+            while not any("generation-1/" in key for key in list(town.said)):
+                pass
+            town.lose(2)
+            return []
+        return [float(work.finish()) for work in works]
+
+    assert together(act)[:2] == [[11.0, 22.0, 33.0]] * 2
+
+
+def test_a_wait_shorter_than_a_millisecond_ends() -> None:
+    """It did not: whoever was left with so little of its slice never looked around again."""
+
+    def act(rank: int, group: Collectives, town: Town) -> bool:
+        return rank > 0 or add_up(group, torch.tensor([1.0])).wait(1e-4)
+
+    assert together(act) == [False, True, True, True]
+
+
+def test_all_but_one_may_be_lost() -> None:
+    def act(rank: int, group: Collectives, town: Town) -> float:
+        if rank:
+            town.lose(rank)
+            return 0.0
+        return float(add_up(group, torch.tensor([7.0])).finish())
+
+    assert together(act)[0] == 7.0
+
+
+def test_without_the_root_a_broadcast_cannot_go_on() -> None:
+    def act(rank: int, group: Collectives, town: Town) -> float:
+        if rank == 0:
+            town.lose(0)
+            return 0.0
+        with pytest.raises(MissingRootError, match="Rank 0 was lost before"):
+            group.broadcast(torch.zeros(1))
+        return 1.0
+
+    assert together(act) == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_a_merge_goes_on_by_the_weights_of_those_who_are_left() -> None:
+    common = torch.arange(3.0 * BLOCK + 5)
+
+    def act(rank: int, group: Collectives, town: Town) -> Tensor:
+        own = common.clone()
+        trailer = torch.zeros(TRAILER)
+        trailer[WEIGHT] = rank + 1.0
+        movement = Movement(common + rank, own, rank + 1.0, trailer)
+        if rank == 3:
+            town.lose(3)
+            return own
+        work = group.merge(movement, lambda: own, "The merge", 0)
+        work.wait()
+        return work.result()
+
+    found = together(act)
+    assert all(torch.equal(each, found[0]) for each in found[:3])
+    torch.testing.assert_close(found[0], common + (0 * 1 + 1 * 2 + 2 * 3) / 6)
