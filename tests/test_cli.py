@@ -76,14 +76,19 @@ OPTIONS = {
     "report": ["--markdown", "--open", "--png", "--trace"],
     "run": [
         "--heartbeat-timeout",
+        "--interface",
         "--join-timeout",
+        "--master",
         "--name",
+        "--nnodes",
+        "--node-rank",
         "--nproc",
         "--out",
         "--port",
         "--report",
         "--restarts",
         "--return-timeout",
+        "--secret-file",
         "--servers",
     ],
     "simulate": [
@@ -181,7 +186,16 @@ def test_the_strategies_are_all_listed(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 SIMULATED = ("race", "--backend", "simulated")
 LIMITED = ("limit", "--speeds", "1,0.5")
+HOSTS = ("run", "--nnodes", "2", "--node-rank", "1", "--master", "10.0.0.1")
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "one host with a master": (("run", "--master", "a:1", __file__), ("--master is for several hosts", "--nnodes")),
+    "several hosts without a master": (("run", "--nnodes", "2", __file__), ("2 hosts need --master and --node-rank",)),
+    "a node rank too many": (
+        ("run", "--nnodes", "2", "--node-rank", "2", "--master", "a", __file__),
+        ("--node-rank 2",),
+    ),
+    "a secret for hosts that is not there": ((*HOSTS, "--secret-file", "no-such-file", __file__), ("openssl rand",)),
+    "a secret that others may read": ((*HOSTS, "--secret-file", __file__, __file__), ("Others may read", "chmod 600")),
     "unknown strategy": ((*SIMULATED, "--strategies", "abs-sdg"), ("'abs-sdg'", "Did you mean 'abs-sgd'?")),
     "no strategy": ((*SIMULATED, "--strategies", ","), ("no strategy",)),
     "unknown workload": ((*SIMULATED, "--workload", "digit"), ("'digit'", "digits")),

@@ -34,7 +34,7 @@ def together(
         def store_of(generation: int) -> c10d.Store:
             return c10d.PrefixStore(str(generation), store)
 
-        group = Collectives(store_of, number, range(RANKS), 0, torch.device("cpu"), True, check_peers)
+        group = Collectives(store_of, number, range(RANKS), 0, torch.device("cpu"), "127.0.0.1", check_peers)
         return act(number, group)
 
     with ThreadPoolExecutor(RANKS) as pool:

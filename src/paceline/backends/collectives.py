@@ -35,7 +35,8 @@ class Collectives:
         ranks: all that are here, in order.
         generation: of the membership.
         device: `cuda` uses NCCL, everything else gloo.
-        loopback: all ranks are on this machine, so nothing need listen on other interfaces.
+        host: this machine's address for the other ranks; nothing need listen on others. gloo's own default would be
+            the address of the machine's name, and the loopback where that has none.
         check_peers: raises when a peer is known to be lost, or becomes so within the seconds given.
     """
 
@@ -46,11 +47,11 @@ class Collectives:
         ranks: Sequence[int],
         generation: int,
         device: torch.device,
-        loopback: bool,
+        host: str,
         check_peers: Callable[[float], None],
     ) -> None:
         self.rank, self.device = rank, device
-        self._store_of, self._loopback, self._check_peers = store_of, loopback, check_peers
+        self._store_of, self._host, self._check_peers = store_of, host, check_peers
         self._adding = c10d.AllreduceOptions()
         self._adding.reduceOp = c10d.ReduceOp(c10d.ReduceOp.SUM)
         self._group: Any = None
@@ -75,8 +76,7 @@ class Collectives:
         gloo = made.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = LAST_RESORT
-        device = gloo.create_device(hostname="127.0.0.1") if self._loopback else gloo.create_default_device()
-        options._devices = [device]
+        options._devices = [gloo.create_device(hostname=self._host)]
         return gloo(store, place, len(self.ranks), options)
 
     def add_up(self, tensor: Tensor, then: Callable[[Tensor], T], name: str) -> CollectiveWork[T]:
