@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from paceline.errors import PacelineError, no_such
+
+SYSTEMS = ("slurm", "kubernetes")
 SECRET_HELP = "Of the secret that hosts share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."
 
 
 def add_to(app: typer.Typer) -> None:
     """Make them commands of the application."""
     app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
+    app.command()(template)
 
 
 def run(
@@ -65,3 +69,50 @@ def run(
         return_timeout=return_timeout,
     )
     raise typer.Exit(code)
+
+
+def template(
+    system: Annotated[str, typer.Argument(help="slurm or kubernetes.")],
+    script: Annotated[list[str], typer.Argument(help="The training script; its own arguments follow it after --.")],
+    pool: Annotated[
+        list[str],
+        typer.Option(
+            help="Hosts that are alike, as HOSTSxNPROC with options behind colons: 2x8:gpus=8:where=fast. Repeat it "
+            "for a mixed cluster. Options: servers, gpus, cpus, memory (GB), kind (of GPU), where (a partition, or "
+            "label=value of nodes)."
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Of the job.")] = "paceline",
+    restarts: Annotated[int, typer.Option(help="How often a run that has failed is started again.", min=0)] = 0,
+    time_limit: Annotated[str | None, typer.Option("--time", help="Slurm: the limit, as sbatch takes it.")] = None,
+    secret_file: Annotated[
+        str, typer.Option(help="Slurm: the shared secret's file; the job makes it when there is none.")
+    ] = "~/.config/paceline/secret",
+    form: Annotated[str, typer.Option(help="Kubernetes: jobset, or plain (a Service and Jobs).")] = "jobset",
+    image: Annotated[str, typer.Option(help="Kubernetes: of the container, with Paceline and the script.")] = "",
+    secret: Annotated[str, typer.Option(help="Kubernetes: name of the Secret with the key `secret`.")] = "paceline",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Let sbatch or the cluster look at it, without starting anything.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write it to this file. Default: to the terminal.")] = None,
+) -> None:
+    """Write a job for Slurm or Kubernetes that runs a script on hosts of several kinds, and check it."""
+    from paceline.launch import kubernetes, slurm
+    from paceline.launch.pools import Job, Pool
+
+    job = Job(name, [Pool.parse(text) for text in pool], script, restarts)
+    if system == "slurm":
+        text = slurm.batch_script(job, time_limit, secret_file)
+        checked = slurm.check(text, dry_run)
+    elif system == "kubernetes":
+        if not image:
+            raise PacelineError("The containers need an image.", remedy="Name it with --image.")
+        text = kubernetes.as_yaml(kubernetes.manifests(job, form, image, secret), secret)
+        checked = ["names, labels and quantities are in order", *(kubernetes.dry_run(text) if dry_run else [])]
+    else:
+        raise no_such("template for", system, SYSTEMS)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text)
+    typer.echo(f"Checked: {'; '.join(checked) or 'nothing, there is no bash here'}.", err=True)
