@@ -76,14 +76,19 @@ OPTIONS = {
     "report": ["--markdown", "--open", "--png", "--trace"],
     "run": [
         "--heartbeat-timeout",
+        "--interface",
         "--join-timeout",
+        "--master",
         "--name",
+        "--nnodes",
+        "--node-rank",
         "--nproc",
         "--out",
         "--port",
         "--report",
         "--restarts",
         "--return-timeout",
+        "--secret-file",
         "--servers",
     ],
     "simulate": [
@@ -102,6 +107,18 @@ OPTIONS = {
         "--workers",
     ],
     "strategies": [],
+    "template": [
+        "--dry-run",
+        "--form",
+        "--image",
+        "--name",
+        "--out",
+        "--pool",
+        "--restarts",
+        "--secret",
+        "--secret-file",
+        "--time",
+    ],
     "topology": [
         "--budget",
         "--cluster",
@@ -181,7 +198,25 @@ def test_the_strategies_are_all_listed(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 SIMULATED = ("race", "--backend", "simulated")
 LIMITED = ("limit", "--speeds", "1,0.5")
+KUBERNETES = ("template", "kubernetes", "a.py", "--image", "me/train:1")
+HOSTS = ("run", "--nnodes", "2", "--node-rank", "1", "--master", "10.0.0.1")
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "a template for nothing known": (("template", "slrum", "a.py", "--pool", "1x1"), ("'slrum'", "'slurm'")),
+    "no pool of hosts": (("template", "slurm", "a.py", "--pool", "2"), ("'2' is no pool", "2x8:gpus=8")),
+    "unknown option of a pool": (("template", "slurm", "a.py", "--pool", "2x2:gpu=1"), ("'gpu'", "'gpus'")),
+    "no name for a job": (("template", "slurm", "a.py", "--pool", "1x1", "--name", "A b"), ("'A b' is no name",)),
+    "containers without an image": (("template", "kubernetes", "a.py", "--pool", "1x1"), ("--image",)),
+    "unknown form": ((*KUBERNETES, "--pool", "1x1", "--form", "pod"), ("'pod'", "jobset, plain")),
+    "no label of nodes": ((*KUBERNETES, "--pool", "1x1:where=fast"), ("where=fast names no node label",)),
+    "no resource": ((*KUBERNETES, "--pool", "1x1:gpus=1:kind=a100"), ("kind=vendor.com/gpu",)),
+    "one host with a master": (("run", "--master", "a:1", __file__), ("--master is for several hosts", "--nnodes")),
+    "several hosts without a master": (("run", "--nnodes", "2", __file__), ("2 hosts need --master and --node-rank",)),
+    "a node rank too many": (
+        ("run", "--nnodes", "2", "--node-rank", "2", "--master", "a", __file__),
+        ("--node-rank 2",),
+    ),
+    "a secret for hosts that is not there": ((*HOSTS, "--secret-file", "no-such-file", __file__), ("openssl rand",)),
+    "a secret that others may read": ((*HOSTS, "--secret-file", __file__, __file__), ("Others may read", "chmod 600")),
     "unknown strategy": ((*SIMULATED, "--strategies", "abs-sdg"), ("'abs-sdg'", "Did you mean 'abs-sgd'?")),
     "no strategy": ((*SIMULATED, "--strategies", ","), ("no strategy",)),
     "unknown workload": ((*SIMULATED, "--workload", "digit"), ("'digit'", "digits")),

@@ -11,6 +11,7 @@ import typer
 
 from paceline import __version__
 from paceline.errors import PacelineError
+from paceline.launch import cli as launching
 
 app = typer.Typer(
     name="paceline",
@@ -104,46 +105,6 @@ def race(
     write_json(json_file, result)
     for strategy, error in result["failed"].items():
         raise PacelineError(f"{strategy} did not finish: {error}")
-
-
-@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
-def run(
-    context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python script; its own arguments follow it.")],
-    nproc: Annotated[int, typer.Option(help="How many processes to start on this machine.", min=1)] = 1,
-    name: Annotated[str, typer.Option(help="The run's folder is OUT/NAME/TIME.")] = "run",
-    out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
-    join_timeout: Annotated[float, typer.Option(help="Seconds to wait for every rank to arrive.", min=0.1)] = 120.0,
-    heartbeat_timeout: Annotated[
-        float, typer.Option(help="Seconds of silence after which a rank is given up.", min=0.1)
-    ] = 10.0,
-    return_timeout: Annotated[
-        float, typer.Option(help="Seconds that ranks look for a control plane that has died.", min=0.0)
-    ] = 20.0,
-    restarts: Annotated[int, typer.Option(help="How often a run that has failed is started again.", min=0)] = 0,
-    servers: Annotated[int, typer.Option(help="Further processes that serve: bsp, ssp, dssp, asp, gssp.", min=0)] = 0,
-    report: Annotated[
-        bool, typer.Option("--report", help="Write report.html into the run's folder at the end.")
-    ] = False,
-) -> None:
-    """Run a training script on several processes of this machine and show what every worker does."""
-    from paceline.launch.command import run_script
-
-    command = [str(script), *context.args]
-    code = run_script(
-        command,
-        nproc,
-        out / name,
-        servers=servers,
-        restarts=restarts,
-        report=report,
-        port=port,
-        join_timeout=join_timeout,
-        heartbeat_timeout=heartbeat_timeout,
-        return_timeout=return_timeout,
-    )
-    raise typer.Exit(code)
 
 
 @app.command()
@@ -322,6 +283,9 @@ def strategies() -> None:
         settings = ", ".join(f"{key}={value}" for key, value in options(kind).items())
         typer.echo(f"{name:{width}} {summary}\n{'':{width}} options: {settings or 'none'}")
     typer.echo("\nWith options: abs-sgd:delay_cure=none:min_micro_batches=2")
+
+
+launching.add_to(app)
 
 
 @app.callback(invoke_without_command=True)

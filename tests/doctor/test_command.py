@@ -19,8 +19,8 @@ from rich.console import Console
 from paceline import cli
 from paceline.doctor import command, compute, examination, machine
 from paceline.doctor.host import OK, PROBLEM, WARNING, Finding
-from paceline.doctor.secret import find_secret
 from paceline.doctor.words import Speaker
+from paceline.launch.secret import find_secret
 from paceline.simulator.cluster_file import read_cluster
 
 SHARED = "ab" * 32

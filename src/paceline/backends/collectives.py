@@ -50,12 +50,13 @@ class Collectives:
         rank: this one.
         world_size: all of the run; all are here at the beginning.
         device: `cuda` uses NCCL, everything else gloo.
-        loopback: all ranks are on this machine, so nothing need listen on other interfaces.
+        host: this machine's address for the other ranks; nothing need listen on others. gloo's own default would be
+            the address of the machine's name, and the loopback where that has none.
     """
 
-    def __init__(self, peers: Peers, rank: int, world_size: int, device: torch.device, loopback: bool) -> None:
+    def __init__(self, peers: Peers, rank: int, world_size: int, device: torch.device, host: str) -> None:
         self.rank, self.device = rank, device
-        self._peers, self._loopback = peers, loopback
+        self._peers, self._host = peers, host
         self.ranks: Sequence[int] = list(range(world_size))
         self.generation = peers.membership().generation
         self.on_mended: Callable[[int], None] = lambda generation: None
@@ -272,8 +273,7 @@ class Collectives:
         gloo = made.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = LAST_RESORT
-        device = gloo.create_device(hostname="127.0.0.1") if self._loopback else gloo.create_default_device()
-        options._devices = [device]
+        options._devices = [gloo.create_device(hostname=self._host)]
         return gloo(store, place, len(self.ranks), options)
 
     def abandon(self) -> None:

@@ -146,6 +146,24 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "introduction": {"rank": natural},
     "message": {"kind": text, "dtypes": NAMES, "shapes": list_of(list_of(natural))},
     "farewell": {},
+    # a host's launcher to that of the first host, and its answer; see `launch/rendezvous.py`
+    "arrive": {
+        "node_rank": natural,
+        "nnodes": natural,
+        "nproc": portions,
+        "servers": portions,
+        "name": text,
+        "version": text,
+    },
+    "seat": {
+        "ranks": RANKS,
+        "servers": natural,
+        "where": NAMES,
+        "control": address,
+        "run": text,
+        "nonce": text,
+        "elapsed": seconds,
+    },
     # a doctor to a doctor that listens, and its answers
     "examine": {"workload": text, "model": optional(text)},
     "examined": {

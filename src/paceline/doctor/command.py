@@ -11,11 +11,12 @@ from typing import Any
 from paceline.doctor.advice import advise, as_json, described, expectations
 from paceline.doctor.examination import BYTES_PER_PARAMETER, Examination
 from paceline.doctor.host import OK, PROBLEM, Host, Peer, Task
-from paceline.doctor.peers import call, in_words, parse_peers
+from paceline.doctor.peers import call, parse_peers
 from paceline.doctor.probing import Responder
-from paceline.doctor.secret import find_secret
 from paceline.doctor.words import Speaker
 from paceline.errors import PacelineError
+from paceline.launch.addresses import in_words
+from paceline.launch.secret import find_secret
 from paceline.launch.surroundings import LOOPBACK, SECRET
 from paceline.simulator.cluster import Cluster
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 
 from paceline.control.connection import HANDSHAKE_SECONDS, HandshakeError, connect
@@ -10,6 +9,7 @@ from paceline.control.wire import WireError
 from paceline.doctor.host import OK, PROBLEM, WARNING, Finding, Host, Peer
 from paceline.doctor.probing import PAYLOAD_LIMIT, Caller
 from paceline.errors import PacelineError
+from paceline.launch.addresses import in_words, parse_address
 from paceline.report.words import milliseconds, size
 
 CLOCKS_APART = 0.1  # seconds: several micro-batches, so that a timeline of both would mislead
@@ -22,26 +22,11 @@ def parse_peers(text: str | None) -> list[tuple[str, int]]:
     >>> parse_peers("gpu-2:29600,[::1]:4000")
     [('gpu-2', 29600), ('::1', 4000)]
     """
-    peers = []
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
-        found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})", part.strip())
-        if found is None or not 0 < int(found[2]) < 2**16:
-            raise PacelineError(
-                f"{part.strip()!r} is not the address of a peer.",
-                where="--peers",
-                remedy="Write host:port, as `paceline doctor --listen` prints it there.",
-            )
-        peers.append((found[1].strip("[]"), int(found[2])))
+    parts = [part for part in (text or "").split(",") if part.strip()]
+    peers = [parse_address(part, "--peers; `paceline doctor --listen` prints it there") for part in parts]
     if text is not None and not peers:
         raise PacelineError("There is no peer.", where="--peers", remedy="Write host:port, or leave it out.")
     return peers
-
-
-def in_words(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def call(address: tuple[str, int], secret: bytes, own: Host, workload: str, model: str | None) -> Peer:

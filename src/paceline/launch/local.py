@@ -1,7 +1,8 @@
-"""Starts the ranks of a run as processes of this machine, watches them, and ends every one of them.
+"""Starts the ranks of a run that belong to this machine, watches them, and ends every one of them.
 
-The control plane is a child of the launcher, so it outlives any rank, and is started again if it dies. The launcher
-sees a rank's death at once (its exit), where a heartbeat would need seconds, and tells the control plane.
+The control plane is a child of the launcher, with several hosts of the first one's; so it outlives any rank, and is
+started again if it dies. The launcher sees a rank's death at once (its exit), where a heartbeat would need seconds, and
+tells the control plane.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import IO, Any
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.launch.hosted import HostedService
-from paceline.launch.surroundings import card_of, environment_of
+from paceline.launch.surroundings import address_on, card_of, environment_of
 
 POLL_SECONDS = 0.05
 JOIN_SECONDS = 120.0
@@ -34,13 +35,16 @@ LAST_LINES = 200  # of a rank's errors: a long traceback, and what was said befo
 
 @dataclass
 class Launch:
-    """What came of a launch: every rank's exit code, and what each wrote last to its standard error. A run that went on
-    without lost ranks has not failed."""
+    """What came of a launch: the exit code of every rank of this host, and what each wrote last to its standard error.
+    A run that went on without lost ranks has not failed."""
 
     exit_codes: list[int]
     first_failed: int | None = None
     last_words: dict[int, list[str]] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)  # ranks that the run went on without
+    ranks: Sequence[int] = ()  # of this host, as the exit codes are; by default from 0 on
+    elsewhere: dict[int, str] = field(default_factory=dict)  # lost ranks of other hosts, in order, and why
+    first_elsewhere: bool = False  # whether the first of all that were lost is one of those
 
     @property
     def ok(self) -> bool:
@@ -48,7 +52,25 @@ class Launch:
 
     def how(self, rank: int) -> str:
         """How the rank ended, in words."""
-        return _in_words(self.exit_codes[rank])
+        return self.elsewhere[rank] if rank in self.elsewhere else _in_words(self.exit_code(rank))
+
+    def exit_code(self, rank: int) -> int:
+        """Of a rank of this host."""
+        return self.exit_codes[list(self.ranks).index(rank) if self.ranks else rank]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The part of this host in a run: its ranks, of how many, and all that they need to find their run."""
+
+    ranks: Sequence[int]
+    world_size: int
+    card: dict[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.card["folder"])
 
 
 def launch(
@@ -74,18 +96,31 @@ def launch(
             `heartbeat_timeout`, of silence after which a rank that hangs is given up; `return_timeout`, until ranks
             give up a control plane that has died and does not come back.
     """
+    with ended_by_sigterm(), place_alone(nproc, folder, port=port, environment=environment, **timeouts) as place:
+        return run_ranks(command, place, quiet)
+
+
+@contextmanager
+def place_alone(
+    nproc: int, folder: Path, *, port: int = 0, environment: Mapping[str, str] | None = None, **timeouts: float
+) -> Iterator[Place]:
+    """All ranks on this machine, and their control plane as long as the block lasts; see `launch`."""
     secret = secrets.token_bytes(32)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
     timeouts = {"join_timeout": JOIN_SECONDS, **timeouts}
-    with (
-        _ended_by_sigterm(),
-        HostedService(nproc, secret, "127.0.0.1", folder, port, **timeouts) as service,
-        ControlClient(service.address, secret, nproc) as control,
-    ):
-        shared = {**os.environ, **(environment or {}), **environment_of(card_of(service.address, folder, secret))}
-        shared |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), "PYTHONUNBUFFERED": "1"}
+    with HostedService(nproc, secret, "127.0.0.1", folder, port, **timeouts) as service:
+        yield Place(range(nproc), nproc, card_of(service.address, folder, secret), environment or {})
+
+
+def run_ranks(command: Sequence[str], place: Place, quiet: bool = False) -> Launch:
+    """Run the command once for every rank of this host and wait for all."""
+    logs = place.folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with ControlClient(address_on(place.card), bytes.fromhex(place.card["secret"]), place.world_size) as control:
+        shared = {**os.environ, **place.environment, **environment_of(place.card)}
+        shared |= {"WORLD_SIZE": str(place.world_size), "LOCAL_WORLD_SIZE": str(len(place.ranks))}
+        shared["PYTHONUNBUFFERED"] = "1"
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too
-        children = Children(command, nproc, shared, folder / "logs", quiet)
+        children = Children(command, place.ranks, shared, logs, quiet)
         try:
             return children.watch(control)
         finally:
@@ -95,15 +130,17 @@ def launch(
 class Children:
     """The ranks' processes."""
 
-    def __init__(self, command: Sequence[str], nproc: int, shared: dict[str, str], logs: Path, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(
+        self, command: Sequence[str], ranks: Sequence[int], shared: dict[str, str], logs: Path, quiet: bool
+    ) -> None:
+        self._quiet, self._ranks = quiet, list(ranks)
         self._printing = threading.Lock()
-        self._last_words: dict[int, list[str]] = {rank: [] for rank in range(nproc)}
+        self._last_words: dict[int, list[str]] = {rank: [] for rank in ranks}
         self._processes: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
         try:
-            for rank in range(nproc):
-                self._start(command, rank, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, logs)
+            for place, rank in enumerate(ranks):
+                self._start(command, rank, shared | {"RANK": str(rank), "LOCAL_RANK": str(place)}, logs)
         except BaseException:
             self.end_all()
             raise
@@ -117,7 +154,7 @@ class Children:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
         self._processes.append(process)
         log = (logs / f"rank-{rank:04d}.log").open("w")
@@ -148,7 +185,7 @@ class Children:
         failed: set[int] = set()
         told: set[int] = set()
         while len(told) < len(self._processes) and time.monotonic() < give_up_at:
-            for rank, process in enumerate(self._processes):
+            for rank, process in zip(self._ranks, self._processes, strict=True):
                 code = process.poll()
                 if code is None or rank in told:
                     continue
@@ -164,7 +201,16 @@ class Children:
         codes = [process.returncode for process in self._processes]
         state = _status(control)
         lost = sorted(map(int, state["lost"])) if state["survives"] and 0 in codes else []
-        return Launch(codes, None if lost else _first(state, failed, first_failed), self._last_words, lost)
+        elsewhere = {int(rank): why for rank, why in state["lost"].items() if int(rank) not in self._ranks}
+        return Launch(
+            codes,
+            None if lost else _first(state, failed, first_failed),
+            self._last_words,
+            lost,
+            self._ranks,
+            elsewhere,
+            next(iter(map(int, state["lost"])), None) in elsewhere,
+        )
 
     @staticmethod
     def _report(control: ControlClient, rank: int, reason: str) -> None:
@@ -174,7 +220,7 @@ class Children:
     def _goes_on(self, control: ControlClient, ended: set[int], one_failed: bool) -> bool:
         """Whether nobody has failed, or the run survives that; and not all that still runs is lost, one that hangs
         say."""
-        state, running = _status(control), set(range(len(self._processes))) - ended
+        state, running = _status(control), set(self._ranks) - ended
         survives, lost = bool(state["survives"]), set(map(int, state["lost"]))
         return (not one_failed and not lost) or (survives and not running <= lost)
 
@@ -208,7 +254,7 @@ def _first(state: dict[str, Any], failed: set[int], first_seen: int | None) -> i
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, so that whatever was started is ended. Only main threads hear signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -234,7 +280,7 @@ def _in_words(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Runs in the child: if the launcher dies, however it dies, the kernel ends the child too. Not by SIGTERM, which
     a script may not heed."""
     pr_set_pdeathsig = 1

@@ -25,6 +25,11 @@ def serving_ranks(servers: Servers, world_size: int, ranks_of_a_host: int) -> li
     ([4, 5], [3, 7], [0, 4])
     """
     try:
+        if servers == ON_EVERY_HOST and world_size % ranks_of_a_host:
+            raise PacelineError(
+                f'servers="host" needs as many ranks on every host; this one has {ranks_of_a_host} of {world_size}.',
+                remedy="Say which ranks serve, or give each host its own with `paceline run --servers`.",
+            )
         if servers == ON_EVERY_HOST:
             chosen = list(range(ranks_of_a_host - 1, world_size, ranks_of_a_host))
         elif isinstance(servers, str) and "," in servers:

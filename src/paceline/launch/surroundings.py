@@ -18,6 +18,7 @@ from pathlib import Path
 
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
+from paceline.launch.addresses import INTERFACE, find_interface, own_interfaces
 from paceline.launch.hosted import HostedService
 from paceline.launch.roles import SERVERS, Servers, place, serving_ranks
 
@@ -72,8 +73,7 @@ class Surroundings:
             service, card = _host(folder, world_size, "127.0.0.1", join_timeout)
         else:
             service, card = _under_torchrun(rank, world_size, folder, join_timeout)
-        host, _, port = card["control"].rpartition(":")
-        address, secret = (host, int(port)), bytes.fromhex(card["secret"])
+        address, secret = address_on(card), bytes.fromhex(card["secret"])
         rank = place(rank, world_size, serving)
         control = ControlClient(address, secret, rank, connect_seconds=join_timeout)
         folder, origin = Path(card["folder"]), float(card["origin"])
@@ -88,6 +88,15 @@ class Surroundings:
     def loopback(self) -> bool:
         """Whether all ranks are on this machine."""
         return self.address[0] in LOOPBACK
+
+    @property
+    def host(self) -> str:
+        """The address at which other ranks find this one: of the interface that was chosen, else the one from which
+        this machine reaches the control plane. A machine's name says nothing about that: it often is the loopback."""
+        if self.loopback:
+            return "127.0.0.1"
+        chosen = os.environ.get(INTERFACE, "").split(",")[0].strip()
+        return find_interface(chosen)[1] if chosen and own_interfaces() else self.control.local_host
 
     def tell_all(self, key: str, value: str) -> str:
         """Rank 0's value, on every rank."""
@@ -130,6 +139,12 @@ def card_of(address: tuple[str, int], folder: Path, secret: bytes) -> dict[str, 
         "folder": str(folder),
         "origin": repr(time.time()),
     }
+
+
+def address_on(card: dict[str, str]) -> tuple[str, int]:
+    """Of the control plane."""
+    host, _, port = card["control"].rpartition(":")
+    return host, int(port)
 
 
 def environment_of(card: dict[str, str]) -> dict[str, str]:

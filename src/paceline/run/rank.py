@@ -61,8 +61,7 @@ class Rank:
         self._file = FileRecorder(surroundings.folder / "events", surroundings.rank)
         self.recorder: Recorder = self._file
         self._feed: Feed | None = None
-        host = "127.0.0.1" if surroundings.loopback else self._control.local_host
-        self._mailbox = Mailbox(surroundings.rank, surroundings.secret, host=host)
+        self._mailbox = Mailbox(surroundings.rank, surroundings.secret, host=surroundings.host)
         # Before anything is added up: do all ranks mean the same? gloo would abort or return half a sum.
         self._control.hello(
             {
@@ -84,7 +83,7 @@ class Rank:
             surroundings.rank,
             surroundings.world_size,
             replica.parameters.device,
-            surroundings.loopback,
+            surroundings.host,
         )
         if surroundings.rank == 0:
             info = self._described(surroundings, replica)

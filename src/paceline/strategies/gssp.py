@@ -4,11 +4,12 @@
     between groups       nobody waits; after `window` pushes the others hear of them
 
 [paper]  workers of similar performance form a group, with a server of its own; group servers talk asynchronously.
-[code]   16 workers, 4 groups of 4, s = 3; servers exchange sums of gradients, after as many pushes as a group has workers.
+[code]   16 workers, 4 groups of 4, s = 3; servers exchange sums of gradients, after as many pushes as
+         a group has workers.
 [ours]   how groups are formed: by the time of an iteration, measured. `natural` groups by default; who turns slower or
          faster moves, after two looks. Servers exchange changes of the parameters: then all agree at rest, whatever the
-         optimizer is; and after every push: in portions they come late and by jerks, which costs more samples than traffic
-         among servers is worth. `paper=True` switches these off.
+         optimizer is; and after every push: in portions they come late and by jerks, which costs many more samples.
+         `paper=True` switches these off.
 
 The model of the run is the mean of the groups' models.
 """

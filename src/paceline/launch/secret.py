@@ -1,4 +1,4 @@
-"""The secret that lets one doctor ask another: from a file or from the environment, never from the command line."""
+"""The secret that several machines share: from a file or from the environment, never from the command line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def find_secret(file: Path | None, *, make: bool) -> tuple[bytes, str]:
     except FileNotFoundError:
         raise PacelineError(
             f"There is no secret in {path}.",
-            remedy=f"`paceline doctor --listen` makes one; copy its file to here, or set {SECRET}.",
+            remedy=f"Make one, `(umask 077; openssl rand -hex {BYTES} > {path})`, copy it to every machine, and "
+            f"name it with --secret-file or set {SECRET}. `paceline doctor --listen` makes one too.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PacelineError(f"The secret in {path} cannot be read: {error}.") from error
