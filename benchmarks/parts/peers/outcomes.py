@@ -19,6 +19,7 @@ TARGET = 0.95
 TUNED_ON = "static"
 MOST_OVERSLEPT = 0.002  # seconds; races whose sleeps ended later on average were disturbed too much to count
 SMOOTHED = 3  # snapshots whose mean must reach the target
+FINALISTS = 2  # settings that are tried with all seeds
 EQUAL_SAMPLES = 2_000
 
 
@@ -180,6 +181,11 @@ class Book:
         most = max(map(len, tried.values()), default=0)
         complete = [found for found in tried.values() if len(found) == most]
         return min(complete, key=quality)[0].race if complete else None
+
+    def finalists(self, settings: Sequence[Race]) -> list[Race]:
+        """Those of these races that did best, undisturbed: their settings are worth trying with other seeds."""
+        tried = [race for race in settings if race in self.outcomes and not self.outcomes[race].disturbed]
+        return sorted(tried, key=lambda race: quality([self.outcomes[race]]))[:FINALISTS]
 
     def at_best(self, method: str, cluster: str) -> list[Outcome]:
         """Of all seeds, at the method's best settings; none if there are not enough."""

@@ -39,7 +39,8 @@ BENCHMARKS = Path(__file__).parents[2]
 ROOT = BENCHMARKS.parent
 ENVIRONMENTS = ROOT / ".venv" / "peers"
 APART = ["unshare", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-SET_UP_SECONDS, RACE_SECONDS = 120.0, 60.0  # given to a session, and to each of its races beyond its own time
+SET_UP_SECONDS, RACE_SECONDS = 300.0, 60.0  # given to a session, and to each of its races beyond its own time
+AUTOGROUP, SHARE = Path("/proc/self/autogroup"), "PEERS_SHARE"
 INSTALL_SECONDS = 1200.0
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
@@ -125,14 +126,16 @@ def run_session(
     for number in range(len(races)):
         (folder / str(number)).mkdir()
         (folder / str(number) / "stop").write_bytes(bytes(8))
-    limit = SET_UP_SECONDS + sum(race.seconds + RACE_SECONDS for race in races)
-    until = time.monotonic() + limit
+    patience = Patience([race.seconds for race in races])
+    (folder / "tmp").mkdir()
     environment = os.environ | {
+        "TMPDIR": str(folder / "tmp"),
         "PYTHONPATH": str(BENCHMARKS),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         TRACES: str(traces.resolve()),
         LAUNCHED: repr(time.time()),
+        SHARE: own_share(),
     }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -152,15 +155,38 @@ def run_session(
                 while over < len(races) and is_over(folder / str(over)):
                     come_to_an_end(over)
                     over += 1
+                    patience.over()
                 if code is not None:
                     break
-                if time.monotonic() > until:
-                    return Failure(f"it did not end within {limit:.0f} s")
+                if patience.at_an_end:
+                    return Failure(f"race {over + 1} of {len(races)} did not end within {patience.limit:.0f} s")
                 if stop.wait(POLL_SECONDS):
                     return Failure("it was stopped")
         finally:
             end(process)
     return None if code == 0 else Failure(last_error((folder / "log").read_text(errors="replace")))
+
+
+class Patience:
+    """How long a session may take to its next race's end: one that hangs shall not hold up the others for long.
+
+    Args:
+        seconds: of each race.
+    """
+
+    def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._clock = list(seconds), clock
+        self.limit = SET_UP_SECONDS + self._left.pop(0) + RACE_SECONDS
+        self._until = clock() + self.limit
+
+    def over(self) -> None:
+        """A race is. After the last one the session has its time to end."""
+        self.limit = (self._left.pop(0) if self._left else 0.0) + RACE_SECONDS
+        self._until = self._clock() + self.limit
+
+    @property
+    def at_an_end(self) -> bool:
+        return self._clock() > self._until
 
 
 def command_of(python: Path, module: str, *, apart: bool) -> list[str]:
@@ -179,13 +205,27 @@ def end_with_parent() -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """The session and all that it has started."""
+    """The session and all that it has started. What a peer has put into a process group of its own (Ray does) ends with
+    the table of processes; where the session had none of its own, it is found by the session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(3)
-        os.killpg(process.pid, signal.SIGKILL)
+    for pid in [process.pid, *members(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def members(session: int) -> list[int]:
+    """Every process of this session, as the kernel calls it: what `setsid` has begun."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()  # the name may hold anything
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
 
 
 def last_error(log: str) -> str:
@@ -208,10 +248,20 @@ def bring_loopback_up() -> None:
             fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up_and_running))
 
 
-def keep_priority() -> None:
-    """Where the kernel groups processes by session, a new session has forgotten how nice the benchmark is to be."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+def own_share() -> str:
+    """How nice this process's session is to others, where the kernel shares the processors out by session; else
+    nothing. (How nice a process is counts only within its session.)"""
+    try:
+        return AUTOGROUP.read_text().split()[-1]
+    except (OSError, IndexError):
+        return ""
+
+
+def keep_share() -> None:
+    """A new session has forgotten how nice the benchmark's is to others."""
+    if wanted := os.environ.get(SHARE):
+        with contextlib.suppress(OSError):
+            AUTOGROUP.write_text(wanted)
 
 
 def wake_soon() -> None:
@@ -229,7 +279,7 @@ def main() -> None:
     """The first process of a session. Ranks are forked from it when everything is imported: on real machines each would
     import for itself, at the same time, but here all of them share two cores. When one fails, all end."""
     module, folder = sys.argv[1], Path(sys.argv[2])
-    keep_priority()
+    keep_share()
     wake_soon()
     bring_loopback_up()
     if module != RANKS:

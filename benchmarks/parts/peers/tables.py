@@ -125,15 +125,14 @@ def report(book: Book) -> str:
     """The whole of the dated file's companion."""
     methods, about = raced(book), book.about
     counted = [each for each in book.outcomes.values() if not each.disturbed]
-    loads = sorted(each.load for each in counted)
+    loads = [each.load for each in counted]
     per_sample = median_of(lambda each: None if each.bytes is None else each.bytes / each.samples / 1000, ".1f")
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     seeds = max((len(book.at_best(method.name, "static")) for method in methods), default=0)
     lines = [
         f"# Paceline and what people use today, {about['date']}",
         "",
-        f"{about['machine']}; {versions}. Load of the machine while it was measured: median "
-        f"{statistics.median(loads):.0f}, {loads[0]:.0f} to {loads[-1]:.0f}; {about['races_at_once']} races at a time. "
+        f"{about['machine']}; {versions}. {_load(loads)}{about['races_at_once']} races at a time. "
         f"{len(book.outcomes) - len(counted)} of {len(book.outcomes)} races do not count: their sleeps ended more than "
         f"{1000 * MOST_OVERSLEPT:g} ms late on average, because others had the processors.",
         "",
@@ -177,6 +176,13 @@ def report(book: Book) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _load(loads: Sequence[float]) -> str:
+    if not loads:
+        return ""
+    told = f"median {statistics.median(loads):.0f}, {min(loads):.0f} to {max(loads):.0f}"
+    return f"Load of the machine while it was measured: {told}; "
 
 
 def not_run(book: Book) -> list[str]:
