@@ -58,6 +58,7 @@ JOBS = 4
 # Micro-batches and learning rates, for all the same.
 GRID = ((4, 0.05), (4, 0.1), (4, 0.2), (8, 0.2))
 ATTEMPTS = 2
+CLUSTERS_AT_ONCE = 2  # a session takes 5 s of a core to start; with all at once, whole clusters would come late
 QUICK_METHODS = ("ddp", "ddp-balanced", "post-local-sgd", "all-reduce", "local-sgd:by_speed", "abs-sgd")
 QUICK_CLUSTERS = ("static", "straggler")
 
@@ -79,16 +80,20 @@ class Comparison:
         book.begin(about(self.apart, options))
 
     def run(self, methods: Sequence[Method]) -> None:
-        """Tune everybody, then race on one cluster after the other: whenever it is ended, what is there is whole."""
-        self.all_of([partial(self.tune, method) for method in methods])
-        self.all_of([partial(self.race, *each) for each in self.plan(methods)])
+        """Tune those who race everywhere, then race them on two clusters after two others: whenever it is ended, what
+        is there is whole. Who starts slowly begins."""
+        methods = sorted(methods, key=lambda method: not method.at_once)
+        self.all_of([partial(self.tune, method) for method in methods if method.everywhere])
+        rest = [partial(self.race, *each) for each in self.plan(methods)]
+        self.all_of(rest + [partial(self.tune, method) for method in methods if not method.everywhere])
 
     def plan(self, methods: Sequence[Method]) -> list[tuple[Method, list[str]]]:
         """Sessions after the tuning: who races on which clusters."""
         clusters = [name for name in self.options.clusters if name != TUNED_ON]
-        first = [(method, clusters) for method in methods if method.at_once and method.everywhere]
+        parts = [clusters[first : first + CLUSTERS_AT_ONCE] for first in range(0, len(clusters), CLUSTERS_AT_ONCE)]
+        slow = [(method, clusters) for method in methods if method.everywhere and method.at_once]
         others = [method for method in methods if method.everywhere and not method.at_once]
-        return first + [(method, [name]) for name in clusters for method in others]
+        return slow + [(method, part) for part in parts for method in others]
 
     def all_of(self, sessions: Sequence[Callable[[], None]]) -> None:
         with ThreadPoolExecutor(self.options.jobs) as pool:

@@ -58,7 +58,7 @@ METHODS = (
     Method(
         "hivemind",
         "peer",
-        "hivemind.Optimizer, steps over 16 micro-batches, matchmaking_time=1, groups of four",
+        "hivemind.Optimizer, steps over 16 micro-batches, matchmaking_time=1, request_timeout=0.5, groups of four",
         "hivemind",
     ),
     Method(

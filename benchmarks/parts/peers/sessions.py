@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import runpy
 import shutil
 import signal
@@ -229,9 +230,15 @@ def members(session: int) -> list[int]:
 
 
 def last_error(log: str) -> str:
-    """The last line that looks like an error, else the last line."""
+    """The last line that an exception has ended with, else the last line.
+
+    >>> last_error("INFO no error: all is well\\nray.exceptions.GetTimeoutError: too late\\na rank ended with 1\\n")
+    'ray.exceptions.GetTimeoutError: too late'
+    >>> last_error("")
+    'it said nothing'
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or "error:" in line]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Timeout|Exit)\b", line)]
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 
