@@ -142,7 +142,9 @@ class Book:
 
     def _take(self, line: dict[str, Any]) -> None:
         if "about" in line:
-            self.about = line["about"]
+            seen, self.about = self.about.get("versions", {}), line["about"]
+            if "versions" in self.about:  # of those who run; others may have run before
+                self.about["versions"] = seen | self.about["versions"]
         elif "failed" in line:
             self.failures[line["failed"]] = line["reason"]
         else:

@@ -19,7 +19,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 from parts.peers.course import WORKERS, Race, load_workload
 from parts.peers.lane import Lane
-from parts.peers.sessions import keep_share, wake_soon
+from parts.peers.sessions import SHARE, take_share, wake_soon
 from parts.peers.torch_loops import ddp
 
 CONTROLLER = 1  # Ray Train's own actor, beside the workers
@@ -35,7 +35,7 @@ SETTINGS = {
 
 def train(config: dict[str, Any]) -> None:
     """What a worker of Ray runs: the loop of DDP around a model that Ray has prepared, race after race."""
-    keep_share()
+    take_share(os.environ[SHARE])
     wake_soon()
     torch.set_num_threads(1)
     rank, folder, workload = get_context().get_world_rank(), Path(config["folder"]), load_workload()

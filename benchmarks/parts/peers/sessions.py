@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -42,6 +43,7 @@ ENVIRONMENTS = ROOT / ".venv" / "peers"
 APART = ["unshare", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 SET_UP_SECONDS, RACE_SECONDS = 300.0, 60.0  # given to a session, and to each of its races beyond its own time
 AUTOGROUP, SHARE = Path("/proc/self/autogroup"), "PEERS_SHARE"
+GIVES_WAY, NICEST = 3, 19  # with less, starting up held up the sleepers of other sessions by 4 to 6 ms
 INSTALL_SECONDS = 1200.0
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
@@ -147,7 +149,7 @@ def run_session(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(begin, own_share()),
         )
         over = 0
         try:
@@ -200,9 +202,28 @@ def is_over(race: Path) -> bool:
     return all((race / f"over-{rank}").exists() for rank in range(WORKERS))
 
 
-def end_with_parent() -> None:
-    """Runs in the child: however the benchmark dies, the kernel ends the session too."""
+def own_share() -> str:
+    """How nice this process's session is to others, where the kernel shares the processors out by session; else
+    nothing. (How nice a process is counts only within its session.)"""
+    try:
+        return AUTOGROUP.read_text().split()[-1]
+    except (OSError, IndexError):
+        return ""
+
+
+def begin(share: str) -> None:
+    """Runs in the child: however the benchmark dies, the kernel ends the session too; and while it starts up, it gives
+    way to races that are running."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if share:
+        take_share(str(min(int(share) + GIVES_WAY, NICEST)))
+
+
+def take_share(share: str) -> None:
+    """Of the processors, for this process's session: a new one has forgotten how nice the benchmark's is to others."""
+    if share:
+        with contextlib.suppress(OSError):
+            AUTOGROUP.write_text(share)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -255,22 +276,6 @@ def bring_loopback_up() -> None:
             fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up_and_running))
 
 
-def own_share() -> str:
-    """How nice this process's session is to others, where the kernel shares the processors out by session; else
-    nothing. (How nice a process is counts only within its session.)"""
-    try:
-        return AUTOGROUP.read_text().split()[-1]
-    except (OSError, IndexError):
-        return ""
-
-
-def keep_share() -> None:
-    """A new session has forgotten how nice the benchmark's is to others."""
-    if wanted := os.environ.get(SHARE):
-        with contextlib.suppress(OSError):
-            AUTOGROUP.write_text(wanted)
-
-
 def wake_soon() -> None:
     """Ask for the shortest time slices (Linux 6.12 and newer). A worker sleeps most of the time: it shall get no more
     of the processors than its due, but get it when it wakes up. On a busy machine sleeps of 10 ms then ended 0.9 ms
@@ -286,7 +291,6 @@ def main() -> None:
     """The first process of a session. Ranks are forked from it when everything is imported: on real machines each would
     import for itself, at the same time, but here all of them share two cores. When one fails, all end."""
     module, folder = sys.argv[1], Path(sys.argv[2])
-    keep_share()
     wake_soon()
     bring_loopback_up()
     if module != RANKS:
@@ -295,6 +299,7 @@ def main() -> None:
     from parts.peers import rank
 
     races, workload = rank.prepare(folder)
+    take_share(os.environ[SHARE])
     servers = 0 if races[0].method in rank.LOOPS else create(races[0].method).servers_for(WORKERS)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
