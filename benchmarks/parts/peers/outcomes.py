@@ -7,6 +7,7 @@ import statistics
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from paceline.summary import summarise, window_of
 from parts.peers.course import WORKERS, Race, paces
 
 TARGET = 0.95
+EARLIER = 0.9  # on the steep part of the curves, where chance counts for less
 TUNED_ON = "static"
 MOST_OVERSLEPT = 0.002  # seconds; races whose sleeps ended later on average were disturbed too much to count
 SMOOTHED = 3  # snapshots whose mean must reach the target
@@ -57,17 +59,24 @@ class Outcome:
     def disturbed(self) -> bool:
         return self.overslept > MOST_OVERSLEPT
 
-    @property
+    @cached_property
     def smoothed(self) -> list[tuple[float, int, float]]:
         points = self.curve
         return [
-            (*points[last][:2], statistics.mean(each[2] for each in points[last - SMOOTHED + 1 : last + 1]))
+            (*points[last][:2], statistics.fmean(each[2] for each in points[last - SMOOTHED + 1 : last + 1]))
             for last in range(SMOOTHED - 1, len(points))
         ]
 
+    def time_to(self, target: float) -> float | None:
+        return next((t for t, _, metric in self.smoothed if metric >= target), None)
+
     @property
     def time_to_target(self) -> float | None:
-        return next((t for t, _, metric in self.smoothed if metric >= TARGET), None)
+        return self.time_to(TARGET)
+
+    @property
+    def samples_to_target(self) -> int | None:
+        return next((samples for _, samples, metric in self.smoothed if metric >= TARGET), None)
 
     @property
     def final(self) -> float:
