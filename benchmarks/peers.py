@@ -7,8 +7,9 @@
     scripts/bench peers --picture DIR   draw docs/timeline.svg from a race's folder
 
 Every device is emulated as in a race: it computes, then sleeps for what a slower one would still need. Each method is
-tuned on the static cluster, with all seeds, over the same grid of micro-batches and learning rates; these settings are
-then used on all clusters. Peers live in environments of their own in .venv/peers, which this script makes.
+tuned on the static cluster over the same grid of micro-batches and learning rates: all settings with one seed, the
+best two with all seeds. The best one is then used on all clusters. Peers live in environments of their own in
+.venv/peers, which this script makes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import platform
 import signal
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from parts.peers.course import (
@@ -37,15 +39,26 @@ from parts.peers.course import (
 from parts.peers.methods import METHODS, Method
 from parts.peers.outcomes import TUNED_ON, Book, Outcome, collect
 from parts.peers.picture import draw
-from parts.peers.sessions import NotInstalledError, can_be_apart, command_of, environment, run_session, versions_of
+from parts.peers.sessions import (
+    Failure,
+    NotInstalledError,
+    can_be_apart,
+    command_of,
+    environment,
+    run_session,
+    versions_of,
+)
 from parts.peers.tables import RESULTS, ROOT, write_tables
 
 from paceline.race.emulation import solo_speed
 from paceline.versions import versions
 
 SECONDS = 20.0
+JOBS = 4
 # Micro-batches and learning rates, for all the same.
 GRID = ((4, 0.05), (4, 0.1), (4, 0.2), (8, 0.2))
+ATTEMPTS = 2
+CLUSTERS_AT_ONCE = 2  # a session takes 5 s of a core to start; with all at once, whole clusters would come late
 QUICK_METHODS = ("ddp", "ddp-balanced", "post-local-sgd", "all-reduce", "local-sgd:by_speed", "abs-sgd")
 QUICK_CLUSTERS = ("static", "straggler")
 
@@ -60,46 +73,68 @@ class Comparison:
 
     def __init__(self, book: Book, options: argparse.Namespace) -> None:
         self.book, self.options, self._stop = book, options, threading.Event()
+        self.seeds = range(options.seeds)
         self.apart = can_be_apart()
         if not self.apart:
             print("Without rights to make namespaces: bytes are not known, and peers see this machine's network.")
-        book.begin(about(self.apart, options.jobs, options.seeds))
+        book.begin(about(self.apart, options))
 
     def run(self, methods: Sequence[Method]) -> None:
+        """Tune those who race everywhere, then race them on two clusters after two others: whenever it is ended, what
+        is there is whole. Who starts slowly begins."""
+        methods = sorted(methods, key=lambda method: not method.at_once)
+        self.all_of([partial(self.tune, method) for method in methods if method.everywhere])
+        rest = [partial(self.race, *each) for each in self.plan(methods)]
+        self.all_of(rest + [partial(self.tune, method) for method in methods if not method.everywhere])
+
+    def plan(self, methods: Sequence[Method]) -> list[tuple[Method, list[str]]]:
+        """Sessions after the tuning: who races on which clusters."""
+        clusters = [name for name in self.options.clusters if name != TUNED_ON]
+        parts = [clusters[first : first + CLUSTERS_AT_ONCE] for first in range(0, len(clusters), CLUSTERS_AT_ONCE)]
+        slow = [(method, clusters) for method in methods if method.everywhere and method.at_once]
+        others = [method for method in methods if method.everywhere and not method.at_once]
+        return slow + [(method, part) for part in parts for method in others]
+
+    def all_of(self, sessions: Sequence[Callable[[], None]]) -> None:
         with ThreadPoolExecutor(self.options.jobs) as pool:
             try:
-                for done in [pool.submit(self.method, method) for method in methods]:
+                for done in [pool.submit(each) for each in sessions]:
                     done.result()
             except BaseException:
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def method(self, method: Method) -> None:
-        """Tune it, then race it on every cluster. A method that fails is noted, and the others go on."""
-        seeds = range(self.options.seeds)
-        try:
-            python = environment(method.package)
-            settings = [
-                Race(method.name, TUNED_ON, size, lr, 0, self.options.seconds) for size, lr in self.options.grid
-            ]
-            if not self.session(method, python, [replace(each, seed=seed) for seed in seeds for each in settings]):
-                return
-            best = self.book.best(method.name)
-            assert best is not None
-            clusters = [name for name in self.options.clusters if method.everywhere or name == TUNED_ON]
-            self.session(
-                method, python, [replace(best, cluster=name, seed=seed) for name in clusters for seed in seeds]
-            )
-        except NotInstalledError as error:
-            self.book.fail(method.name, str(error))
+    def tune(self, method: Method) -> None:
+        """Every setting with the first seed; those that did best with all seeds. The best of these is also what the
+        method has reached on this cluster."""
+        settings = [Race(method.name, TUNED_ON, size, lr, 0, self.options.seconds) for size, lr in self.options.grid]
+        self.session(method, settings)
+        others = [replace(each, seed=seed) for each in self.book.finalists(settings) for seed in self.seeds[1:]]
+        self.session(method, others)
 
-    def session(self, method: Method, python: Path, races: Sequence[Race]) -> bool:
-        """Run those that are not in the book, or were disturbed too much; whether all of them are there then."""
-        known = self.book.outcomes
-        races = [race for race in races if race not in known or known[race].disturbed]
-        if not races:
-            return True
+    def race(self, method: Method, clusters: Sequence[str]) -> None:
+        best = self.book.best(method.name)
+        if best is not None:
+            self.session(method, [replace(best, cluster=name, seed=seed) for name in clusters for seed in self.seeds])
+
+    def session(self, method: Method, races: Sequence[Race]) -> None:
+        """Run those that are not in the book, or were disturbed too much. What fails or is disturbed gets a second
+        chance; what fails again is noted, and the others go on."""
+        for _ in range(ATTEMPTS):
+            known = self.book.outcomes
+            races = [race for race in races if race not in known or known[race].disturbed]
+            if not races or self._stop.is_set():
+                return
+            try:
+                failure = self.attempt(method, environment(method.package), races)
+            except NotInstalledError as error:
+                failure = Failure(str(error))
+            if failure is not None and not self._stop.is_set():
+                self.book.fail(method.name, failure.reason)
+                print(f"{method.name} on {races[0].cluster}: {failure.reason}", flush=True)
+
+    def attempt(self, method: Method, python: Path, races: Sequence[Race]) -> Failure | None:
         with tempfile.TemporaryDirectory(prefix="paceline-peers-") as top:
             folder, traces = Path(top) / "session", self.options.traces
 
@@ -110,13 +145,9 @@ class Comparison:
 
             command = command_of(python, method.module, apart=self.apart)
             failure = run_session(races, command, folder, traces, note, self._stop)
-            if failure is None or self._stop.is_set():
-                return failure is None
-            if self.options.keep_log:
+            if failure is not None and self.options.keep_log:
                 print((folder / "log").read_text()[-6000:])
-        self.book.fail(method.name, failure.reason)
-        print(f"{method.name} on {races[0].cluster}: {failure.reason}", flush=True)
-        return False
+            return failure
 
 
 def show(outcome: Outcome) -> None:
@@ -130,17 +161,17 @@ def show(outcome: Outcome) -> None:
     )
 
 
-def about(apart: bool, jobs: int, seeds: int) -> dict[str, object]:
+def about(apart: bool, options: argparse.Namespace) -> dict[str, object]:
     found = versions()
-    for package in {method.package for method in METHODS} - {""}:
+    for package in sorted({method.package for method in METHODS if method.name in options.methods} - {""}):
         with contextlib.suppress(NotInstalledError):
             found |= versions_of(environment(package), ("accelerate", "torchft", "hivemind", "ray"))
     return {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "load": round(os.getloadavg()[0], 2),
-        "races_at_once": jobs,
-        "seeds": seeds,
+        "races_at_once": options.jobs,
+        "seeds": options.seeds,
         "versions": found,
         "speed_alone": round(speed_alone(), 4),
         "traffic_apart": apart,
@@ -158,25 +189,27 @@ def speed_alone() -> float:
 def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = lambda text: text.split(",")  # noqa: E731
-    everybody = [method.name for method in METHODS]
-    parser.add_argument("--methods", type=names, default=everybody)
-    parser.add_argument("--clusters", type=names, default=list(CLUSTERS))
-    parser.add_argument("--seeds", type=int, default=3)
+    today = f"{date.today().isoformat()}.jsonl"
+    parser.add_argument("--methods", type=names)
+    parser.add_argument("--clusters", type=names, help=f"of {', '.join(CLUSTERS)}; each is tuned on {TUNED_ON}")
+    parser.add_argument("--seeds", type=int)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a race")
-    parser.add_argument("--jobs", type=int, default=4, help="races at the same time: workers sleep most of the time")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="races at the same time: workers sleep most of the time")
     parser.add_argument("--traces", type=Path, default=TRACES)
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today().isoformat()}.jsonl")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--picture", type=Path, metavar="DIR", help="a folder that `paceline race` has written")
     parser.add_argument("--keep-log", action="store_true", help="print the log of a session that failed")
     options = parser.parse_args()
-    options.grid = GRID
-    if options.quick:
-        options.clusters = list(QUICK_CLUSTERS)
-        options.methods = options.methods if options.methods != everybody else list(QUICK_METHODS)
-        options.seeds, options.grid = 1, GRID[1:2]
-        options.out = Path(tempfile.gettempdir()) / f"paceline-peers-quick-{date.today().isoformat()}.jsonl"
+    quick = options.quick
+    options.methods = options.methods or list(QUICK_METHODS if quick else (method.name for method in METHODS))
+    options.clusters = options.clusters or list(QUICK_CLUSTERS if quick else CLUSTERS)
+    options.seeds = options.seeds or (1 if quick else 3)
+    options.grid = GRID[1:2] if quick else GRID
+    options.out = options.out or (
+        Path(tempfile.gettempdir()) / f"paceline-peers-quick-{today}" if quick else RESULTS / today
+    )
     racing = not options.tables and options.picture is None
     if racing and "traces" in options.clusters and not (options.traces / "pai_job_1.csv").exists():
         print(f"The recorded jobs are not in {options.traces}: the cluster `traces` is left out.")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from paceline.options import split_name
+from paceline.strategies import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -15,6 +21,7 @@ from parts.peers.course import CLUSTERS, PIECE, PIECE_SECONDS, WORKERS, Pace, Pa
 from parts.peers.lane import Blocks  # noqa: E402  (benchmarks are no package)
 from parts.peers.methods import METHODS  # noqa: E402  (benchmarks are no package)
 from parts.peers.outcomes import Book, Outcome, median_time  # noqa: E402  (benchmarks are no package)
+from parts.peers.sessions import Patience, end, members, own_share, run_session  # noqa: E402  (benchmarks are no package)
 from parts.peers.tables import BEGIN, END, factors, inserted, newest, readme_table, report, whole_table  # noqa: E402  (benchmarks are no package)
 
 
@@ -43,6 +50,11 @@ def test_nobody_is_dropped_silently(published: Book) -> None:
         assert f"`{method.name}`" in text
 
 
+def test_every_strategy_races() -> None:
+    named = {split_name(method.name)[0] for method in METHODS if method.kind == "paceline"}
+    assert named == set(STRATEGIES)
+
+
 def outcome(method: str, *, seed: int = 0, cluster: str = "static", lr: float = 0.1, reached: float | None) -> Outcome:
     """A race that has reached the target at this time."""
     curve = tuple((0.5 * n, 10 * n, 0.9 if reached is None or 0.5 * n < reached else 0.99) for n in range(41))
@@ -62,6 +74,9 @@ def test_a_book_keeps_what_it_was_told(tmp_path: Path) -> None:
     assert again.failures == {"ray-ddp": "no such package"} and again.about == {"date": "today"}
     again.add(outcome("ray-ddp", reached=3.0))
     assert not again.failures, "it runs by now"
+    for package in ("ray", "torchft"):
+        again.begin({"versions": {package: "1"}})
+    assert again.about["versions"] == {"ray": "1", "torchft": "1"}, "each may have been run by itself"
 
 
 def test_the_best_settings_are_those_with_the_shortest_median(tmp_path: Path) -> None:
@@ -76,6 +91,20 @@ def test_the_best_settings_are_those_with_the_shortest_median(tmp_path: Path) ->
     assert len(book.at_best("ddp", "static")) == 3
 
 
+def test_the_two_best_settings_of_one_seed_are_tried_with_the_others(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book.jsonl")
+    rates = {0.05: None, 0.1: 6.0, 0.2: 5.0, 0.4: 7.0}
+    for lr, reached in rates.items():
+        book.add(outcome("ddp", lr=lr, reached=reached))
+    settings = [Race("ddp", "static", 4, lr, 0, 20.0) for lr in (*rates, 0.8)]
+    assert [race.lr for race in book.finalists(settings)] == [0.2, 0.1]
+    for seed in (1, 2):
+        book.add(outcome("ddp", seed=seed, lr=0.1, reached=4.0))
+        book.add(outcome("ddp", seed=seed, lr=0.2, reached=8.0))
+    best = book.best("ddp")
+    assert best is not None and best.lr == 0.1
+
+
 def test_disturbed_races_do_not_count(tmp_path: Path) -> None:
     book = Book(tmp_path / "book.jsonl")
     disturbed = replace(outcome("ddp", reached=3.0), overslept=0.01)
@@ -87,6 +116,13 @@ def test_disturbed_races_do_not_count(tmp_path: Path) -> None:
     assert book.at_best("ddp", "static") == [undisturbed]
     book.begin({"seeds": 3})
     assert book.at_best("ddp", "static") == [], "three seeds are wanted"
+
+
+def test_a_file_without_any_race_that_counts_has_tables_too(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book.jsonl")
+    book.begin({"date": "today", "machine": "one", "versions": {}, "races_at_once": 1, "seeds": 1})
+    book.add(replace(outcome("ddp", reached=3.0), overslept=0.01))
+    assert "1 of 1 races do not count" in report(book)
 
 
 def test_the_target_must_be_reached_by_three_snapshots_in_a_row() -> None:
@@ -162,3 +198,62 @@ def test_ranks_share_the_samples_of_an_epoch_without_overlap() -> None:
     epoch = [index for _ in range(3) for each in taken for index in next(each)]
     assert len(set(epoch)) == len(epoch) == 18
     assert sorted(len(next(each)) for each in taken) == [1, 2, 3]
+
+
+def test_a_session_that_hangs_is_given_up_before_the_time_of_all_its_races() -> None:
+    now = [0.0]
+    patience = Patience([20.0, 30.0], clock=lambda: now[0])
+    first = patience.limit
+    now[0] = first - 1
+    assert not patience.at_an_end
+    patience.over()
+    assert 30.0 < patience.limit < first
+    now[0] += patience.limit + 1
+    assert patience.at_an_end
+    patience.over()
+    assert not patience.at_an_end, "it has time to end after its last race"
+
+
+def test_nothing_of_a_session_is_left_even_what_has_left_its_process_group() -> None:
+    code = "import os, time; os.fork(); os.setpgid(0, 0) if os.getpgrp() != os.getpid() else None; print(flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(600)"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() and process.stdout.readline(), "both are there"
+        assert len(members(process.pid)) == 2
+        end(process)
+        process.stdout.read()  # its end comes when nobody holds it any more
+    assert members(process.pid) == []
+
+
+def test_a_stopped_session_ends_and_says_so(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    races = [Race("ddp", "static", 4, 0.1, 0, 5.0)]
+    failure = run_session(races, command, tmp_path / "session", tmp_path, lambda number: None, stop)
+    assert failure is not None and failure.reason == "it was stopped"
+
+
+@pytest.mark.skipif(not own_share(), reason="this kernel does not share the processors out by session")
+def test_a_session_gives_way_at_first_and_then_has_the_share_of_the_benchmark(tmp_path: Path) -> None:
+    inside = "from parts.peers.sessions import *; print(own_share()); take_share(os.environ[SHARE]); print(own_share())"
+    code = f"""
+import sys, threading
+from pathlib import Path
+from parts.peers.course import Race
+from parts.peers.sessions import run_session
+Path("/proc/self/autogroup").write_text("7")
+command = [sys.executable, "-c", {inside!r}]
+run_session([Race("ddp", "static", 4, 0.1, 0, 5.0)], command, Path("session"), Path(), print, threading.Event())
+"""
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "benchmarks")},
+        cwd=tmp_path,
+        start_new_session=True,
+        check=True,
+    )
+    assert (tmp_path / "session" / "log").read_text().split() == ["10", "7"]

@@ -18,6 +18,7 @@ class Method:
         package: what has to be installed, into an environment of its own.
         module: what a session starts.
         everywhere: whether it races on all clusters, or only on the static one.
+        at_once: whether it starts so slowly that one session shall race on all the other clusters.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Method:
     package: str = ""
     module: str = RANKS
     everywhere: bool = True
+    at_once: bool = False
 
 
 METHODS = (
@@ -56,7 +58,7 @@ METHODS = (
     Method(
         "hivemind",
         "peer",
-        "hivemind.Optimizer, steps over 16 micro-batches, matchmaking_time=1, groups of four",
+        "hivemind.Optimizer, steps over 16 micro-batches, matchmaking_time=1, request_timeout=0.5, groups of four",
         "hivemind",
     ),
     Method(
@@ -72,6 +74,7 @@ METHODS = (
         "TorchTrainer with four workers, TorchConfig(backend='gloo'), prepare_model; the loop of ddp",
         "ray[train]",
         "parts.peers.ray_session",
+        at_once=True,
     ),
     Method("all-reduce", "paceline"),
     Method("balanced", "paceline"),
@@ -82,4 +85,13 @@ METHODS = (
     Method("ad-psgd", "paceline"),
     Method("gssp", "paceline", "one server"),
     Method("abs-sgd", "paceline"),
+    Method("local-sgd", "paceline", everywhere=False),
+    Method("d-psgd", "paceline", everywhere=False),
+    Method("matcha", "paceline", everywhere=False),
+    Method("bsp", "paceline", "one server", everywhere=False),
+    Method("ssp", "paceline", "one server", everywhere=False),
+    Method("dssp", "paceline", "one server", everywhere=False),
+    Method("asp", "paceline", "one server", everywhere=False),
+    Method("elastic-averaging", "paceline", everywhere=False),
+    Method("crossbow", "paceline", everywhere=False),
 )

@@ -7,6 +7,7 @@ import statistics
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from paceline.summary import summarise, window_of
 from parts.peers.course import WORKERS, Race, paces
 
 TARGET = 0.95
+EARLIER = 0.9  # on the steep part of the curves, where chance counts for less
 TUNED_ON = "static"
 MOST_OVERSLEPT = 0.002  # seconds; races whose sleeps ended later on average were disturbed too much to count
 SMOOTHED = 3  # snapshots whose mean must reach the target
+FINALISTS = 2  # settings that are tried with all seeds
 EQUAL_SAMPLES = 2_000
 
 
@@ -56,17 +59,24 @@ class Outcome:
     def disturbed(self) -> bool:
         return self.overslept > MOST_OVERSLEPT
 
-    @property
+    @cached_property
     def smoothed(self) -> list[tuple[float, int, float]]:
         points = self.curve
         return [
-            (*points[last][:2], statistics.mean(each[2] for each in points[last - SMOOTHED + 1 : last + 1]))
+            (*points[last][:2], statistics.fmean(each[2] for each in points[last - SMOOTHED + 1 : last + 1]))
             for last in range(SMOOTHED - 1, len(points))
         ]
 
+    def time_to(self, target: float) -> float | None:
+        return next((t for t, _, metric in self.smoothed if metric >= target), None)
+
     @property
     def time_to_target(self) -> float | None:
-        return next((t for t, _, metric in self.smoothed if metric >= TARGET), None)
+        return self.time_to(TARGET)
+
+    @property
+    def samples_to_target(self) -> int | None:
+        return next((samples for _, samples, metric in self.smoothed if metric >= TARGET), None)
 
     @property
     def final(self) -> float:
@@ -141,7 +151,9 @@ class Book:
 
     def _take(self, line: dict[str, Any]) -> None:
         if "about" in line:
-            self.about = line["about"]
+            seen, self.about = self.about.get("versions", {}), line["about"]
+            if "versions" in self.about:  # of those who run; others may have run before
+                self.about["versions"] = seen | self.about["versions"]
         elif "failed" in line:
             self.failures[line["failed"]] = line["reason"]
         else:
@@ -180,6 +192,11 @@ class Book:
         most = max(map(len, tried.values()), default=0)
         complete = [found for found in tried.values() if len(found) == most]
         return min(complete, key=quality)[0].race if complete else None
+
+    def finalists(self, settings: Sequence[Race]) -> list[Race]:
+        """Those of these races that did best, undisturbed: their settings are worth trying with other seeds."""
+        tried = [race for race in settings if race in self.outcomes and not self.outcomes[race].disturbed]
+        return sorted(tried, key=lambda race: quality([self.outcomes[race]]))[:FINALISTS]
 
     def at_best(self, method: str, cluster: str) -> list[Outcome]:
         """Of all seeds, at the method's best settings; none if there are not enough."""

@@ -90,7 +90,10 @@ def paceline(races: list[Race], workload: Workload, folder: Path) -> None:
 def prepare(folder: Path) -> tuple[list[Race], Workload]:
     """What all ranks of a session need, before they are there."""
     torch.set_num_threads(1)
-    return [Race(**each) for each in json.loads((folder / "races.json").read_text())], load_workload()
+    races = [Race(**each) for each in json.loads((folder / "races.json").read_text())]
+    if races[0].method in LOOPS:
+        loop_of(races[0].method)  # imports the peer's package
+    return races, load_workload()
 
 
 def run(races: list[Race], workload: Workload, folder: Path) -> None:

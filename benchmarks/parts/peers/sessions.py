@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import runpy
 import shutil
 import signal
@@ -25,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -39,7 +41,9 @@ BENCHMARKS = Path(__file__).parents[2]
 ROOT = BENCHMARKS.parent
 ENVIRONMENTS = ROOT / ".venv" / "peers"
 APART = ["unshare", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-SET_UP_SECONDS, RACE_SECONDS = 120.0, 60.0  # given to a session, and to each of its races beyond its own time
+SET_UP_SECONDS, RACE_SECONDS = 300.0, 60.0  # given to a session, and to each of its races beyond its own time
+AUTOGROUP, SHARE = Path("/proc/self/autogroup"), "PEERS_SHARE"
+GIVES_WAY, NICEST = 3, 19  # with less, starting up held up the sleepers of other sessions by 4 to 6 ms
 INSTALL_SECONDS = 1200.0
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
@@ -125,14 +129,16 @@ def run_session(
     for number in range(len(races)):
         (folder / str(number)).mkdir()
         (folder / str(number) / "stop").write_bytes(bytes(8))
-    limit = SET_UP_SECONDS + sum(race.seconds + RACE_SECONDS for race in races)
-    until = time.monotonic() + limit
+    patience = Patience([race.seconds for race in races])
+    (folder / "tmp").mkdir()
     environment = os.environ | {
+        "TMPDIR": str(folder / "tmp"),
         "PYTHONPATH": str(BENCHMARKS),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         TRACES: str(traces.resolve()),
         LAUNCHED: repr(time.time()),
+        SHARE: own_share(),
     }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -143,7 +149,7 @@ def run_session(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(begin, own_share()),
         )
         over = 0
         try:
@@ -152,15 +158,38 @@ def run_session(
                 while over < len(races) and is_over(folder / str(over)):
                     come_to_an_end(over)
                     over += 1
+                    patience.over()
                 if code is not None:
                     break
-                if time.monotonic() > until:
-                    return Failure(f"it did not end within {limit:.0f} s")
+                if patience.at_an_end:
+                    return Failure(f"race {over + 1} of {len(races)} did not end within {patience.limit:.0f} s")
                 if stop.wait(POLL_SECONDS):
                     return Failure("it was stopped")
         finally:
             end(process)
     return None if code == 0 else Failure(last_error((folder / "log").read_text(errors="replace")))
+
+
+class Patience:
+    """How long a session may take to its next race's end: one that hangs shall not hold up the others for long.
+
+    Args:
+        seconds: of each race.
+    """
+
+    def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._clock = list(seconds), clock
+        self.limit = SET_UP_SECONDS + self._left.pop(0) + RACE_SECONDS
+        self._until = clock() + self.limit
+
+    def over(self) -> None:
+        """A race is. After the last one the session has its time to end."""
+        self.limit = (self._left.pop(0) if self._left else 0.0) + RACE_SECONDS
+        self._until = self._clock() + self.limit
+
+    @property
+    def at_an_end(self) -> bool:
+        return self._clock() > self._until
 
 
 def command_of(python: Path, module: str, *, apart: bool) -> list[str]:
@@ -173,25 +202,64 @@ def is_over(race: Path) -> bool:
     return all((race / f"over-{rank}").exists() for rank in range(WORKERS))
 
 
-def end_with_parent() -> None:
-    """Runs in the child: however the benchmark dies, the kernel ends the session too."""
+def own_share() -> str:
+    """How nice this process's session is to others, where the kernel shares the processors out by session; else
+    nothing. (How nice a process is counts only within its session.)"""
+    try:
+        return AUTOGROUP.read_text().split()[-1]
+    except (OSError, IndexError):
+        return ""
+
+
+def begin(share: str) -> None:
+    """Runs in the child: however the benchmark dies, the kernel ends the session too; and while it starts up, it gives
+    way to races that are running."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if share:
+        take_share(str(min(int(share) + GIVES_WAY, NICEST)))
+
+
+def take_share(share: str) -> None:
+    """Of the processors, for this process's session: a new one has forgotten how nice the benchmark's is to others."""
+    if share:
+        with contextlib.suppress(OSError):
+            AUTOGROUP.write_text(share)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """The session and all that it has started."""
+    """The session and all that it has started. What a peer has put into a process group of its own (Ray does) ends with
+    the table of processes; where the session had none of its own, it is found by the session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(3)
-        os.killpg(process.pid, signal.SIGKILL)
+    for pid in [process.pid, *members(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
+def members(session: int) -> list[int]:
+    """Every process of this session, as the kernel calls it: what `setsid` has begun."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()  # the name may hold anything
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
 def last_error(log: str) -> str:
-    """The last line that looks like an error, else the last line."""
+    """The last line that an exception has ended with, else the last line.
+
+    >>> last_error("INFO no error: all is well\\nray.exceptions.GetTimeoutError: too late\\na rank ended with 1\\n")
+    'ray.exceptions.GetTimeoutError: too late'
+    >>> last_error("")
+    'it said nothing'
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or "error:" in line]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Timeout|Exit)\b", line)]
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 
@@ -206,12 +274,6 @@ def bring_loopback_up() -> None:
         (flags,) = struct.unpack("16xh14x", fcntl.ioctl(any_socket, get_flags, asked))
         if not flags & 0x1:
             fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up_and_running))
-
-
-def keep_priority() -> None:
-    """Where the kernel groups processes by session, a new session has forgotten how nice the benchmark is to be."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def wake_soon() -> None:
@@ -229,7 +291,6 @@ def main() -> None:
     """The first process of a session. Ranks are forked from it when everything is imported: on real machines each would
     import for itself, at the same time, but here all of them share two cores. When one fails, all end."""
     module, folder = sys.argv[1], Path(sys.argv[2])
-    keep_priority()
     wake_soon()
     bring_loopback_up()
     if module != RANKS:
@@ -238,6 +299,7 @@ def main() -> None:
     from parts.peers import rank
 
     races, workload = rank.prepare(folder)
+    take_share(os.environ[SHARE])
     servers = 0 if races[0].method in rank.LOOPS else create(races[0].method).servers_for(WORKERS)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from parts.peers.course import CLUSTERS
 from parts.peers.methods import METHODS, Method
-from parts.peers.outcomes import EQUAL_SAMPLES, MOST_OVERSLEPT, SMOOTHED, TARGET, TUNED_ON, Book, Outcome, median_time
+from parts.peers.outcomes import (
+    EARLIER,
+    EQUAL_SAMPLES,
+    MOST_OVERSLEPT,
+    SMOOTHED,
+    TARGET,
+    TUNED_ON,
+    Book,
+    Outcome,
+    median_time,
+)
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "peers"
@@ -82,7 +92,7 @@ def _or_more(seconds: float) -> str:
 def median_of(value: Callable[[Outcome], float | None], form: str) -> Cell:
     def cell(outcomes: Sequence[Outcome]) -> str:
         known = [found for each in outcomes if (found := value(each)) is not None]
-        return format(statistics.median(known), form) if known else "–"
+        return "–" if not known or (middle := statistics.median(known)) == inf else format(middle, form)
 
     return cell
 
@@ -125,15 +135,13 @@ def report(book: Book) -> str:
     """The whole of the dated file's companion."""
     methods, about = raced(book), book.about
     counted = [each for each in book.outcomes.values() if not each.disturbed]
-    loads = sorted(each.load for each in counted)
-    per_sample = median_of(lambda each: None if each.bytes is None else each.bytes / each.samples / 1000, ".1f")
+    loads = [each.load for each in counted]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     seeds = max((len(book.at_best(method.name, "static")) for method in methods), default=0)
     lines = [
         f"# Paceline and what people use today, {about['date']}",
         "",
-        f"{about['machine']}; {versions}. Load of the machine while it was measured: median "
-        f"{statistics.median(loads):.0f}, {loads[0]:.0f} to {loads[-1]:.0f}; {about['races_at_once']} races at a time. "
+        f"{about['machine']}; {versions}. {_load(loads)}{about['races_at_once']} races at a time. "
         f"{len(book.outcomes) - len(counted)} of {len(book.outcomes)} races do not count: their sleeps ended more than "
         f"{1000 * MOST_OVERSLEPT:g} ms late on average, because others had the processors.",
         "",
@@ -151,6 +159,30 @@ def report(book: Book) -> str:
         "How many times sooner the first of Paceline's strategies is:",
         "",
         *factors(book),
+        "",
+        *measures(book, methods),
+        "## Settings, and seconds from launch to the first micro-batch",
+        "",
+        *settings(book, methods),
+        *not_run(book),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def measures(book: Book, methods: Sequence[Method]) -> list[str]:
+    """All but the time to the target."""
+    per_sample = median_of(lambda each: None if each.bytes is None else each.bytes / each.samples / 1000, ".1f")
+    return [
+        f"## Seconds to {EARLIER}",
+        "",
+        "Nobody was tuned for it. Here the curves are steep, and chance counts for less.",
+        "",
+        *table(book, methods, median_of(lambda each: each.time_to(EARLIER) or inf, ".1f")),
+        "",
+        f"## Samples to {TARGET}",
+        "",
+        *table(book, methods, median_of(lambda each: each.samples_to_target or inf, ",.0f")),
         "",
         "## Share of ideal",
         "",
@@ -170,13 +202,14 @@ def report(book: Book) -> str:
         "",
         *table(book, methods, per_sample),
         "",
-        "## Settings, and seconds from launch to the first micro-batch",
-        "",
-        *settings(book, methods),
-        *not_run(book),
-        "",
     ]
-    return "\n".join(lines)
+
+
+def _load(loads: Sequence[float]) -> str:
+    if not loads:
+        return ""
+    told = f"median {statistics.median(loads):.0f}, {min(loads):.0f} to {max(loads):.0f}"
+    return f"Load of the machine while it was measured: {told}; "
 
 
 def not_run(book: Book) -> list[str]:
@@ -207,7 +240,12 @@ def settings(book: Book, methods: Sequence[Method]) -> list[str]:
 def readme_table(book: Book) -> str:
     """Time to target, for the README."""
     methods = [method for method in raced(book) if method.name in IN_README]
-    return "\n".join(table(book, methods, median_of(lambda each: each.time_to_target or inf, ".1f")))
+
+    def cell(outcomes: Sequence[Outcome]) -> str:
+        middle = median_time(outcomes)
+        return f"> {outcomes[0].race.seconds:.0f}" if middle == inf else f"{middle:.1f}"
+
+    return "\n".join(table(book, methods, cell))
 
 
 def whole_table(book: Book) -> str:
