@@ -16,8 +16,11 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
 
 from paceline.backends.driver import NAMING_SECONDS, WaitableWork
+from paceline.backends.flat import FlatSum
 from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
+from paceline.backends.rounded_work import RoundedWork
+from paceline.backends.thread_work import ThreadWork
 from paceline.errors import PacelineError
 
 T = TypeVar("T")
@@ -55,8 +58,8 @@ class Collectives:
         self._adding = c10d.AllreduceOptions()
         self._adding.reduceOp = c10d.ReduceOp(c10d.ReduceOp.SUM)
         self._group: Any = None
-        self._merging: Any = None  # a group of its own
-        self._last_merge: MergeWork[Any] | None = None
+        self._aside: Any = None  # a group of its own, for what goes on a thread
+        self._last_aside: ThreadWork[Any] | None = None
         self.renew(ranks, generation)
 
     def renew(self, ranks: Sequence[int], generation: int) -> None:
@@ -86,14 +89,21 @@ class Collectives:
 
     def merge(self, movement: Movement, then: Callable[[], T], name: str) -> MergeWork[T]:
         """Start to merge all ranks' models, in place, while this rank goes on."""
-        work = MergeWork(self._group_of_merges, movement, then, name, self._check_peers, self._last_merge)
-        self._last_merge = work
+        work = MergeWork(self._group_aside, movement, then, name, self._check_peers, self._last_aside)
+        self._last_aside = work
         return work
 
-    def _group_of_merges(self) -> Any:
-        if self._merging is None:
-            self._merging = self._made(c10d.PrefixStore("merges", self._store_of(self.generation)))
-        return self._merging
+    def add_up_rounded(self, contribution: FlatSum, then: Callable[[], T], name: str) -> RoundedWork[T]:
+        """Start to add rounded gradients over all ranks, in place, while this rank goes on."""
+        ranks, before = len(self.ranks), self._last_aside
+        work = RoundedWork(self._group_aside, contribution, ranks, then, name, self._check_peers, before)
+        self._last_aside = work
+        return work
+
+    def _group_aside(self) -> Any:
+        if self._aside is None:
+            self._aside = self._made(c10d.PrefixStore("aside", self._store_of(self.generation)))
+        return self._aside
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Give one rank's tensor to all ranks, in place, now."""
@@ -115,7 +125,7 @@ class Collectives:
     def abandon(self) -> None:
         """Give the group up with work in flight. Its destructor would wait for that until the last resort, and the
         process could not end while a peer hangs; so the group is never destroyed."""
-        for group in (self._group, self._merging):
+        for group in (self._group, self._aside):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 

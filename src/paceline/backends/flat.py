@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from paceline.backends.replica import Replica
+    from paceline.rules.rounding import Codes, Rounded
 
 TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
 WEIGHT = TRAILER - 1
@@ -54,12 +55,14 @@ def add_rows(view: Tensor, part: Tensor, count: int) -> None:
 class FlatSum:
     """A sum of gradients in one buffer, with room for the trailer behind it."""
 
-    __slots__ = ("known_norm", "sums", "trailer", "views", "weight", "whole")
+    __slots__ = ("codes", "known_norm", "rounding", "sums", "trailer", "views", "weight", "whole")
 
     def __init__(self, whole: Tensor, parameters: Sequence[Tensor]) -> None:
         self.whole = whole
         self.known_norm: float | None = None
         self.weight: float | None = None  # of a model; None for as much as it has samples
+        self.codes: Codes | None = None  # as what the sums travel, if not as they are; the trailer always does
+        self.rounding: Rounded | None = None  # who has made them
         size = sum(p.numel() for p in parameters)
         self.sums, self.trailer = whole[:size], whole[size:]
         self.views = in_shape(self.sums, parameters)
@@ -91,7 +94,7 @@ class FlatSum:
     @property
     def nbytes(self) -> int:
         """What it weighs on its way."""
-        return self.whole.nbytes
+        return self.whole.nbytes if self.rounding is None else self.rounding.nbytes + self.trailer.nbytes
 
     def tensor(self) -> Tensor:
         return self.sums

@@ -8,12 +8,13 @@ runs, or an endless one that keeps no books.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.control.ledger import Ledger
 from paceline.node import Gradient, Share, Values
+from paceline.rules.codes import code_bytes
 from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
@@ -95,6 +96,9 @@ class Learner(Protocol):
     def leaked(self) -> str:
         """The mode that the coroutine has left switched on while it waits; '' when all is well."""
 
+    def sending_as(self, code: str, ranks: int) -> Learner:
+        """The same, whose gradients travel to so many ranks in that code; see `rules.codes`."""
+
     def watched_by(self, watch: Watch) -> None:
         """Who tells the user what the learner alone can see."""
 
@@ -140,7 +144,8 @@ class TimingLearner:
     """Counts samples and computes nothing. It has no state: one may serve all ranks.
 
     Args:
-        nbytes: what one contribution weighs in the network; a million float32 parameters by default.
+        nbytes: what one contribution weighs; a million float32 parameters by default.
+        code: in which it travels.
     """
 
     nbytes: int = 4_000_000
@@ -148,6 +153,10 @@ class TimingLearner:
     divisible: bool = True
     epoch: int = 0
     noise: NoiseScale = field(default_factory=NoiseScale)
+    code: str = "none"
+
+    def sending_as(self, code: str, ranks: int) -> TimingLearner:
+        return self if code == self.code else replace(self, code=code)
 
     @cached_property
     def parameters(self) -> Tensor:
@@ -178,7 +187,7 @@ class TimingLearner:
         return None
 
     def travelling(self, contributions: Sequence[Any]) -> int:
-        return self.nbytes
+        return code_bytes(self.code, self.nbytes // BYTES) if self.code != "none" else self.nbytes
 
     def share(self, share: Share) -> None:
         return None

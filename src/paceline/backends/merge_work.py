@@ -1,12 +1,10 @@
-"""A merge of large models in flight on real processes, on a thread and a process group of its own.
+"""A merge of large models in flight on real processes.
 
-While one chunk travels, the next is packed and the one before is put in its place; and meanwhile the rank computes. The
-group is another one than that of the rounds, because two threads cannot keep the order of collectives on one.
+While one chunk travels, the next is packed and the one before is put in its place; and meanwhile the rank computes.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,24 +12,19 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
 
-from paceline.backends.driver import LOOK_AROUND_SECONDS, NAMING_SECONDS, WaitableWork
 from paceline.backends.movement import Movement
-from paceline.errors import PacelineError
+from paceline.backends.thread_work import ThreadWork
 
 T = TypeVar("T")
 IN_FLIGHT = 2  # chunks: one travels while another is packed or placed
 
 
-class MergeWork(WaitableWork[T]):
+class MergeWork(ThreadWork[T]):
     """One merge, from its start.
 
     Args:
-        group: makes the process group, or gives the one that was made before; called on the thread.
         movement: this rank's part; its common model is merged when the work is done.
-        then: makes the result.
-        name: of the work, for errors.
-        check_peers: raises when a peer is known to be lost, or becomes so within the seconds given.
-        before: the merge before, which goes first.
+        others: see `ThreadWork`.
     """
 
     def __init__(
@@ -41,54 +34,12 @@ class MergeWork(WaitableWork[T]):
         then: Callable[[], T],
         name: str,
         check_peers: Callable[[float], None],
-        before: MergeWork[Any] | None,
+        before: ThreadWork[Any] | None,
     ) -> None:
-        self.name = name
-        self.round_number: int | None = None
         self.nbytes = 0
         """That have travelled, when it is done."""
-        self._group, self._movement, self._then, self._check_peers = group, movement, then, check_peers
-        self._arrived = threading.Event()
-        self._error: BaseException | None = None
-        self._result: T | None = None
-        self._before = before
-        threading.Thread(target=self._run, daemon=True, name=name).start()
-
-    @property
-    def done(self) -> bool:
-        return self._arrived.is_set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        if seconds is not None:
-            return self._arrived.wait(seconds)
-        while not self._arrived.wait(LOOK_AROUND_SECONDS):
-            self._check_peers(0.0)
-        return True
-
-    def result(self) -> T:
-        if self._error is not None:
-            self._check_peers(NAMING_SECONDS)
-            why = str(self._error) or type(self._error).__name__
-            raise PacelineError(
-                f"{self.name} failed.",
-                cause=f"Probably another rank ended or lost its network: {why.splitlines()[0]}",
-                remedy="Look for the first error among the other ranks' logs.",
-            ) from self._error
-        if self._result is None:
-            self._result = self._then()
-        return self._result
-
-    # ---- on the thread
-
-    def _run(self) -> None:
-        try:
-            if self._before is not None:
-                self._before._arrived.wait()
-                self._before = None
-            self._travel(self._group())
-        except BaseException as error:  # whoever asks for the result gets it
-            self._error = error
-        self._arrived.set()
+        self._movement = movement
+        super().__init__(group, then, name, check_peers, before)
 
     def _travel(self, group: Any) -> None:
         movement, head, moved = self._movement, self._movement.head(), self._movement.moved
@@ -109,8 +60,3 @@ class MergeWork(WaitableWork[T]):
     def _land(self, blocks: Tensor, sums: Tensor, work: Any) -> None:
         work.wait()
         self._movement.place(blocks, sums)
-
-    def _start(self, group: Any, tensor: Tensor, operation: Any) -> Any:
-        options = c10d.AllreduceOptions()
-        options.reduceOp = c10d.ReduceOp(operation)
-        return group.allreduce([tensor], options)

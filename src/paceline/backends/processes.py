@@ -15,10 +15,10 @@ from paceline.backends.flat import FlatSum
 from paceline.backends.learning_node import LearningNode, Task
 from paceline.backends.mailbox import Mailbox, Received
 from paceline.backends.meeting import Meeting
-from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import FLAGS, RoundTotal, extra_of, settled_by_others
+from paceline.backends.thread_work import ThreadWork
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.node import LOST, WHOLE, Gradient, Message, Share, Work
@@ -122,9 +122,11 @@ class ProcessNode(LearningNode):
 
     def _start(
         self, contribution: FlatSum | Movement, then: Callable[[], Gradient], round_number: int
-    ) -> CollectiveWork[Gradient] | MergeWork[Gradient]:
+    ) -> CollectiveWork[Gradient] | ThreadWork[Gradient]:
         if isinstance(contribution, FlatSum):
             name = f"The all-reduce of round {round_number}"
+            if contribution.codes is not None:
+                return self._collectives.add_up_rounded(contribution, then, name)
             return self._collectives.add_up(contribution.whole, lambda _: then(), name)
 
         def merged() -> Gradient:
@@ -220,7 +222,7 @@ class ProcessNode(LearningNode):
         self._check_peers(0.0)
 
     def waited(self, work: Work[object], began: float) -> None:
-        if isinstance(work, CollectiveWork | MergeWork) and work.round_number is not None:
+        if isinstance(work, CollectiveWork | ThreadWork) and work.round_number is not None:
             self._recorder.write("wait", self.rank, began, end=self._now(), round=work.round_number)
 
     def sum_now(self, tensor: Tensor) -> Tensor:

@@ -90,14 +90,17 @@ class ReplicaLearner:
         return self.replica.contribution(gradient, working)
 
     def reduce(self, contributions: Sequence[FlatSum] | Sequence[Movement]) -> Tensor | Sums:
-        if isinstance(contributions[0], Movement):
+        first = contributions[0]
+        if isinstance(first, Movement):
             return add_up(cast(Sequence[Movement], contributions))
+        if first.codes is not None:
+            return add_up_rounded(cast(Sequence[FlatSum], contributions))
         return total([each.whole for each in cast(Sequence[FlatSum], contributions)])
 
     def travelling(self, contributions: Sequence[FlatSum] | Sequence[Movement]) -> int:
         first = contributions[0]
         if isinstance(first, FlatSum):
-            return self.nbytes
+            return self.nbytes if first.rounding is None else first.rounding.nbytes
         return first.nbytes_of(moved_by_any(cast(Sequence[Movement], contributions)))
 
     def total(self, own: FlatSum | Movement, reduced: Tensor | Sums) -> tuple[FlatSum | Movement, int, bool]:
@@ -143,8 +146,27 @@ class ReplicaLearner:
         now = _modes()
         return ", ".join(mode for mode, before in self._modes.items() if now[mode] != before)
 
+    def sending_as(self, code: str, ranks: int) -> ReplicaLearner:
+        self.replica.send_as(code, ranks)
+        return self
+
     def watched_by(self, watch: Watch) -> None:
         self.replica.on_sparse = watch.sparse
+
+
+def add_up_rounded(contributions: Sequence[FlatSum]) -> Tensor:
+    """What ranks get of an all-reduce of rounded gradients: each adds up its own part, see `rules.rounding`."""
+    ranks, whole = len(contributions), torch.empty_like(contributions[0].whole)
+    sums = []
+    for place, contribution in enumerate(contributions):
+        parts = [each.codes.part(place, ranks) for each in contributions if each.codes is not None]
+        assert contribution.rounding is not None
+        sums.append(contribution.rounding.add_up(parts))
+    first = contributions[0]
+    assert first.rounding is not None
+    first.rounding.unpack(sums, whole[: len(first.sums)])
+    whole[len(first.sums) :] = total([each.trailer for each in contributions])
+    return whole
 
 
 def _modes() -> dict[str, bool]:

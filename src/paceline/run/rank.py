@@ -59,6 +59,7 @@ class Rank:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self._control, self._loader, self._strategy = surroundings.control, loader, strategy
+        replica.send_as(strategy.code, surroundings.world_size)
         self._told: set[int] = set()
         self._stock: LeaseStock | None = None
         now = run_clock(surroundings.origin)

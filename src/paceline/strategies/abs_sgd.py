@@ -34,13 +34,13 @@ from paceline.strategies.checks import (
     yes_or_no,
 )
 from paceline.strategies.delayed_steps import CURES, DelayedSteps
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 PUBLISHED = {"trigger": "vote", "delay_cure": "none", "lr_rule": "none", "micro_batches": "fixed"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbsSgd(Strategy):
+class AbsSgd(RoundsOfGradients):
     """ABS-SGD: nobody waits; gradients are applied one round late, and look one round ahead.
 
     Args:
@@ -73,6 +73,7 @@ class AbsSgd(Strategy):
     paper: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         yes_or_no(self, "paper")
         if self.paper:
             as_published(self, PUBLISHED)

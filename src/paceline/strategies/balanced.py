@@ -17,11 +17,11 @@ from typing import ClassVar
 from paceline.node import Gradient, Node
 from paceline.rules.shares import equal_shares, resized
 from paceline.strategies.checks import at_least
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balanced(Strategy):
+class Balanced(RoundsOfGradients):
     """LB-BSP: synchronous SGD with shares in proportion to measured speed.
 
     Args:
@@ -35,6 +35,7 @@ class Balanced(Strategy):
     dead_band: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "micro_batches", 1)
         at_least(self, "dead_band", 0.0)
 

@@ -19,13 +19,13 @@ from paceline.node import Gradient, Node
 from paceline.rules.learning_rate import RULES, step_scale
 from paceline.rules.sizes import micro_batch_size, round_target
 from paceline.strategies.checks import batch_target, check_reference, one_of, target_of_a_round
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 LARGEST_SCALE = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rennala(Strategy):
+class Rennala(RoundsOfGradients):
     """Rennala SGD: no delay; a round closes when all together have enough samples.
 
     Args:
@@ -41,6 +41,7 @@ class Rennala(Strategy):
     reference_batch: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(self, "unfinished", ("discard", "carry"))
         one_of(self, "lr_rule", RULES)
         check_reference(self)

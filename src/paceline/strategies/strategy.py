@@ -30,6 +30,11 @@ class Strategy(ABC):
         """Whether ranks step by themselves, so that their models differ: the model of the run is then their mean."""
         return False
 
+    @property
+    def code(self) -> str:
+        """In which the gradients of a round travel: one of `rules.codes.CODES`. Nodes look after it."""
+        return "none"
+
     def servers_for(self, workers: int) -> int:
         """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""
         return 0
