@@ -273,11 +273,8 @@ def main() -> None:
     if options.speed:
         speed(options)
         return
-    comparison = Comparison(options.out, options.jobs, setting(options))
-    if options.delay:
-        delay(comparison, options)
-    else:
-        compare(comparison, options)
+    with Comparison(options.out, options.jobs, setting(options)) as comparison:
+        (delay if options.delay else compare)(comparison, options)
 
 
 if __name__ == "__main__":

@@ -238,8 +238,8 @@ def main() -> None:
     elif options.processes:
         processes(options.seconds, options.seeds)
     else:
-        comparison = Comparison(options.out, options.jobs, setting(options))
-        (final if options.final else compare)(comparison, options)
+        with Comparison(options.out, options.jobs, setting(options)) as comparison:
+            (final if options.final else compare)(comparison, options)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -75,6 +76,12 @@ class Comparison:
         self.kept, self.setting = Kept(out / "runs.jsonl"), setting
         self._pool = ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,))
         self._running: dict[Trial, Future[Outcome]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def outcome(self, trial: Trial, most: int | None = None) -> Outcome:
         """What the trial comes to in its cell; trained now if it was not yet."""
