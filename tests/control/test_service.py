@@ -205,6 +205,9 @@ def test_keys_wait_for_their_value():
             one.store_get("c", 0.01)
         with pytest.raises(PacelineError, match="no number"):
             one.store_add("a", 1)
+        with pytest.raises(PacelineError, match="'d' cannot hold 18446744073709551614"):
+            [one.store_add("d", 2**63 - 1) for _ in range(2)]
+        assert one.store_add("d", 0) == 2**63 - 1, "the asker is answered, and nothing has changed"
 
 
 @contextlib.contextmanager

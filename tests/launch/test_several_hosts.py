@@ -126,17 +126,28 @@ def test_a_run_over_four_hosts_of_unequal_size(start: Start, script: Path, tmp_p
     assert SECRET not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
 
 
+def test_a_run_goes_on_without_a_host_whose_ranks_have_died(start: Start, script: Path, tmp_path: Path) -> None:
+    first, second = two_hosts_of_which_one_dies(start, script, tmp_path)
+    assert second.returncode == 128 + signal.SIGKILL and first.returncode == 0, first
+    assert "Rank 1 failed first (ended by SIGKILL). Its last words:" in second.stderr
+    assert f"Rank 1 on {os.uname().nodename} was lost (ended by SIGKILL); the run went on without it." in first.stderr
+
+
 def test_a_death_on_one_host_is_told_on_all_with_its_place(start: Start, script: Path, tmp_path: Path) -> None:
+    script.write_text(SCRIPT.replace("abs-sgd", "d-psgd:graph=complete"))  # which cannot go on
+    first, second = two_hosts_of_which_one_dies(start, script, tmp_path)
+    assert second.returncode == 128 + signal.SIGKILL and first.returncode == 1
+    assert "Rank 1 failed first (ended by SIGKILL). Its last words:" in second.stderr
+    assert f"Rank 1 on {os.uname().nodename} failed first (ended by SIGKILL). Its log is there." in first.stderr
+    assert "The run cannot go on without a lost rank (rank 1: ended by SIGKILL)" in first.stderr
+
+
+def two_hosts_of_which_one_dies(start: Start, script: Path, tmp_path: Path) -> list[subprocess.CompletedProcess[str]]:
     def command(host: int, first: str) -> list[str]:
         options = ["--nnodes", "2", "--node-rank", str(host), "--master", f"{first}:{PORT}", "--out", str(tmp_path)]
         return [*PACELINE, "run", *options, str(script), str(tmp_path), "rank 1 dies"]
 
-    first, second = start([Link(), Link()], command)
-    assert second.returncode == 128 + signal.SIGKILL and first.returncode == 1
-    assert "Rank 1 failed first (ended by SIGKILL). Its last words:" in second.stderr
-    name = os.uname().nodename
-    assert f"Rank 1 on {name} failed first (ended by SIGKILL). Its log is there." in first.stderr
-    assert "The run cannot go on without a lost rank (rank 1: ended by SIGKILL)" in first.stderr
+    return start([Link(), Link()], command)
 
 
 def test_torchrun_over_two_hosts_of_unequal_size(start: Start, script: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.control.messages import integer
 from paceline.control.waiting import Later
 from paceline.control.wire import Frame
 from paceline.errors import PacelineError
@@ -41,13 +42,15 @@ class Keys:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
 
-    def number(self, key: str) -> int:
-        """The key's value as an integer; 0 when it is new."""
-        value = self.values.get(key, b"0")
+    def sum(self, key: str, amount: int) -> int:
+        """The key's value, 0 when it is new, and so much more."""
         try:
-            return int(value)
+            total = int(self.values.get(key, b"0")) + amount
         except ValueError:
             raise PacelineError(f"The store's key {key!r} holds no number to add to.") from None
+        if not integer(total):
+            raise PacelineError(f"The store's key {key!r} cannot hold {total}.", cause="It is more than 64 bits hold.")
+        return total
 
     def get(self, key: str, timeout: float) -> Later:
         return self._when_there([key], timeout, lambda: Frame("value", buffers=[memoryview(self.values[key])]))

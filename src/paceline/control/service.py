@@ -395,6 +395,6 @@ class ControlService:
         return DONE
 
     def _store_add(self, peer: Peer, frame: Frame) -> Answer:
-        total = self._keys.number(frame.metadata["key"]) + frame.metadata["amount"]
+        total = self._keys.sum(frame.metadata["key"], frame.metadata["amount"])
         self._put(frame.metadata["key"], str(total).encode())
         return Frame("sum", {"value": total})
