@@ -49,7 +49,7 @@ def stepped(
         if through_a_sum:
             gradient += Gradient(None, 0)
             assert gradient.values is not None
-            gradient.values = gradient.values.flat()  # type: ignore[attr-defined]
+            gradient.values = gradient.values.flat()  # type: ignore[attr-defined]  # of a fresh one
         replica.apply(gradient)
     assert not any(p.grad is not None for p in model.parameters())
     return replica.parameters

@@ -257,6 +257,15 @@ def test_a_group_for_each_worker_is_asp_in_time(play: Play) -> None:
     assert windows == {4 + rank: 3 * len(grouped.micro_batches[rank]) for rank in range(4)}
 
 
+@pytest.mark.parametrize(("window", "pushes"), [(1, 1), (0, 2), (3, 3)], ids=["usual", "of the group's size", "larger"])
+def test_other_groups_hear_of_so_many_pushes_at_a_time(play: Play, window: int, pushes: int) -> None:
+    played = play(create(f"gssp:grouping=0-1/2-3:window={window}"), served(servers=2))
+    for server, workers in ((4, (0, 1)), (5, (2, 3))):
+        windows = sum(sent.what == "window" and sent.sender == server for sent in played.sent)
+        pushed = sum(len(played.micro_batches[rank]) for rank in workers)
+        assert windows == -(-pushed // pushes), "the last one may be smaller"
+
+
 def test_across_groups_nobody_waits(play: Play) -> None:
     played = play(create("gssp:grouping=0-1/2-3:staleness=0"), served((1.0, 1.0, 0.1, 0.1), servers=2))
     for rank in range(4):

@@ -109,7 +109,7 @@ def test_one_worker_alone_trains_as_its_user_would(play: Play) -> None:
 
 def test_the_published_method_cures_nothing() -> None:
     assert create("gssp --paper").delay_cure == "none"  # type: ignore[attr-defined]  # of this strategy
-    assert create("gssp").delay_cure == "auto"  # type: ignore[attr-defined]
+    assert create("gssp").delay_cure == "auto"  # type: ignore[attr-defined]  # as above
 
 
 def test_a_quadratic_bears_a_learning_rate_at_which_late_momentum_runs_away(play: Play) -> None:

@@ -73,7 +73,7 @@ class VirtualRun(Theatre):
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
         self._news = False
-        more = lambda: self.clock.now < self._until and self._losses.samples_left  # noqa: E731
+        more = lambda: self.clock.now < self._until and self._losses.samples_left  # noqa: E731  # used once, below
         self._collectives = VirtualCollectives(self, source, self._faults, self._traffic, cluster.seed, more)
         self.rounds = self.samples_applied = self._empties = 0
 
