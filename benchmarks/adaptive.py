@@ -2,7 +2,7 @@
 
     scripts/bench adaptive [--tasks eurlex,generated] [--clusters far,near] [--seeds 3] [--sizes 32,8] [--steps 8,2]
                            [--data DIR] [--out benchmarks/results/adaptive]
-    scripts/bench adaptive --processes    the same methods on four real processes, as they were tuned in virtual time
+    scripts/bench adaptive --processes [--rates 3,10] [--minutes 4]    the same methods on four real processes
     scripts/bench adaptive --settling     updates and batches of every worker, merge by merge, without gradients
 
 Virtual time: four workers, micro-batches of 32 or 8, plain SGD (the paper's), an all-reduce takes 5 % of a micro-batch
@@ -20,6 +20,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,13 +29,14 @@ from statistics import mean
 
 import torch
 from parts.curves import Curve, KeptCurves, Span, Tuned, learn, tuned
-from parts.races import PROCESS_SECONDS, raced, say_machine
+from parts.races import PROCESS_SECONDS, say_machine
 from parts.trials import Trial, load, micro_batch_of, strategy_of
 
 from paceline.backends.simulated import simulate
 from paceline.errors import PacelineError
+from paceline.race.race import run_race
 from paceline.race.spec import RaceSpec
-from paceline.record import MemoryRecorder
+from paceline.record import Event, MemoryRecorder, read_events
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.jitter import LogNormal
 from paceline.simulator.network import Network
@@ -56,22 +58,20 @@ VARIANTS = {
 OURS, RIVAL = "adaptive-sgd", "elastic-averaging"
 RATES = (0.3, 1.0, 3.0, 10.0, 30.0)
 MERGES = 60  # of --settling
+MICRO_BATCH_SECONDS = 0.06  # of a device of speed 1, on processes: four times what it computes here
 
 
 @dataclass(frozen=True)
 class Task:
-    """Rows, for how long they are learned, and the P@1 that races on processes go for."""
+    """Rows, and for how long they are learned in virtual time."""
 
     data: str
     span: Span
-    target: float
 
 
 TASKS = {
-    "eurlex": Task("xmc", Span(seconds=1500.0, evaluations=15, rows=3809), 0.6),
-    "generated": Task(
-        "xmc-generated:like=delicious-200k:scale=0.01", Span(seconds=200.0, evaluations=20, rows=1001), 0.6
-    ),
+    "eurlex": Task("xmc", Span(seconds=1000.0, evaluations=15, rows=1905)),
+    "generated": Task("xmc-generated:like=delicious-200k:scale=0.03", Span(seconds=1000.0, evaluations=15, rows=1502)),
 }
 
 
@@ -112,46 +112,90 @@ def present(options: argparse.Namespace) -> list[Task]:
 
 
 def processes(options: argparse.Namespace) -> None:
-    """Real processes: share of ideal, P@1 in the end, and when the target was reached. The merge's own cost
-    is what workers neither compute nor wait for others."""
+    """Real processes, every method at the same rates: what is not in the file yet is raced, for some minutes. The
+    merge's own cost is what workers neither compute nor wait for others."""
     torch.set_num_threads(1)
     say_machine()
-    kept = KeptCurves(options.out / "runs.jsonl")
+    kept, until = KeptCurves(options.out / "races.jsonl"), time.monotonic() + 60 * options.minutes
     for task in present(options):
         for name in options.clusters:
-            cell = Cell(kept, task, name, options.data, 1)
-            specs = [race_of(task, name, cell.tuned(variants(method, options)), options) for method in options.methods]
-            with tempfile.TemporaryDirectory() as folder:
-                found = raced(specs, options.seeds, Path(folder))
-            print(f"\n## {task.data}, speeds {', '.join(f'{speed:g}' for speed in CLUSTERS[name])}\n")
-            print(f"{options.seeds} races of {options.seconds:g} s a method, load {os.getloadavg()[0]:.1f}\n")
-            print("| method | rate | share of ideal | P@1 in the end | time to target, s | communicating | MB sent |")
-            print("|---" * 7 + "|")
-            for spec, (strategy, results) in zip(specs, found.items(), strict=True):
-                reached = " ".join(
-                    "–" if t is None else f"{t:.1f}" for t in (each["time_to_target"] for each in results)
-                )
-                talking = [mean(worker["communicating"] for worker in each["workers"]) for each in results]
-                print(
-                    f"| {strategy} | {spec.lr:g} | {spread([each['share_of_ideal'] for each in results], '.3f')} "
-                    f"| {spread([each['final_metric'] for each in results], '.3f')} | {reached} "
-                    f"| {spread(talking, '.1%')} | {spread([each['bytes_sent'] / 1e6 for each in results], '.0f')} |",
-                    flush=True,
-                )
+            wanted = [
+                trial_of(task, name, variant, rate, seed, options)
+                for seed in range(options.seeds)
+                for rate in options.rates
+                for method in options.methods
+                for variant in variants(method, options)
+            ]
+            for trial in wanted:
+                if kept.get(trial) is None and time.monotonic() < until:
+                    kept.add(trial, race(trial, task, options))
+            show_races(task, name, {trial: curve for trial in wanted if (curve := kept.get(trial))})
 
 
-def race_of(task: Task, cluster: str, method: Tuned, options: argparse.Namespace) -> RaceSpec:
-    strategy, rate = method.best()
-    return RaceSpec(
-        strategies=(strategy.partition("@")[0],),
-        speeds=CLUSTERS[cluster],
+def trial_of(task: Task, cluster: str, strategy: str, rate: float, seed: int, options: argparse.Namespace) -> Trial:
+    purpose = f"processes, {options.seconds:g} s"
+    return Trial("sparse-mlp", "plain-sgd", strategy, rate, seed, cluster, 0.0, task.data, purpose)
+
+
+def race(trial: Trial, task: Task, options: argparse.Namespace) -> Curve:
+    spec = RaceSpec(
+        strategies=(trial.strategy.partition("@")[0],),
+        speeds=CLUSTERS[trial.cluster],
         workload=task.data,
         optimizer="plain-sgd",
-        lr=rate,
+        lr=trial.lr,
+        seed=trial.seed,
         seconds=options.seconds,
-        target=task.target,
+        micro_batch_seconds=MICRO_BATCH_SECONDS,
         data=str(options.data),
     )
+    with tempfile.TemporaryDirectory() as folder:
+        (result,) = run_race(spec, Path(folder))["results"]
+        (record,) = Path(folder).glob("race/*/*/events")
+        happened = read_events(record)
+    began = max(event["t"] for event in happened if event["kind"] == "start")
+    seen = [
+        (event["t"] - began, event["samples"], event["metric"])
+        for event in sorted(happened, key=lambda event: event["t"])
+        if event["kind"] == "metric"
+    ]
+    times, samples, scores = zip(*seen, strict=True)
+    talking = mean(worker["communicating"] for worker in result["workers"])
+    return Curve(times, samples, scores, result["share_of_ideal"], True, round(talking, 4), result["bytes_sent"])
+
+
+def show_races(task: Task, cluster: str, found: dict[Trial, Curve]) -> None:
+    """Every method at the rate at which it came furthest, over the seeds that were raced there."""
+    by_setting: dict[tuple[str, float], list[Curve]] = {}
+    for trial, curve in found.items():
+        by_setting.setdefault((trial.strategy, trial.lr), []).append(curve)
+    best = {
+        strategy: max(
+            (setting for setting in by_setting if setting[0] == strategy), key=lambda each: by_setting[each][0].best
+        )
+        for strategy, _ in by_setting
+    }
+    rivals = [setting for strategy, setting in best.items() if strategy.startswith(RIVAL)]
+    level = max((statistics.median(each.best for each in by_setting[rival]) for rival in rivals), default=inf)
+    print(f"\n## {task.data}, speeds {', '.join(f'{speed:g}' for speed in CLUSTERS[cluster])}, load {load_now()}\n")
+    print(f"| method | rate | races | share of ideal | communicating | MB | best P@1 | last | time to {level:.3f}, s |")
+    print("|---" * 9 + "|")
+    for strategy, setting in best.items():
+        curves = by_setting[setting]
+        sent = statistics.median((curve.nbytes or 0) / 1e6 for curve in curves)
+        reached = " ".join("–" if t is None else f"{t:.1f}" for t in (curve.time_to(level) for curve in curves))
+        told = [curve.communicating for curve in curves if curve.communicating is not None]
+        talking = spread(told, ".1%") if told else "–"
+        print(
+            f"| {strategy} | {setting[1]:g} | {len(curves)} | {spread([c.share_of_ideal for c in curves], '.3f')} "
+            f"| {talking} | {sent:.0f} | {spread([c.best for c in curves], '.3f')} "
+            f"| {spread([c.final for c in curves], '.3f')} | {reached} |",
+            flush=True,
+        )
+
+
+def load_now() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 class Cell:
@@ -245,27 +289,42 @@ def write(file: Path, sections: Sequence[str]) -> None:
 
 def settling(options: argparse.Namespace) -> None:
     """How many updates each worker makes between two merges, and of how many samples: micro-batches of 1024."""
+    print("| speeds | options | micro-batches | updates: first merge | last | batches | 5 % from | share of ideal |")
+    print("|---" * 8 + "|")
     for name in options.clusters:
         speeds = CLUSTERS[name]
-        for options_of in ("", ":rule=release", ":overlap"):
-            strategy = f"adaptive-sgd:mega_batch={100 * 1024}{options_of}"
-            recorder = MemoryRecorder()
-            cluster = Cluster.from_speeds(speeds, micro_batch_seconds=1.0)
-            seconds = MERGES * 25 * len(speeds) / sum(speeds)
-            run = simulate(strategy_of(strategy), cluster, micro_batch=1024, seconds=seconds, recorder=recorder)
-            print(f"\n{strategy}, speeds {speeds}, share of ideal {run.share_of_ideal:.3f}")
-            updates, batches, spreads = [0] * len(speeds), [0] * len(speeds), list[float]()
-            for event in recorder.events:
-                rank = event["rank"]
-                if event["kind"] == "compute":
-                    updates[rank], batches[rank] = updates[rank] + 1, event["samples"]
-                elif event["kind"] == "applied" and rank == 0:
-                    spreads.append(max(updates) / max(1, min(updates)) - 1)
-                    if event["round"] in (0, 1, 2, 5, 10, 20, 40, MERGES - 2):
-                        print(f"  merge {event['round']}: updates {updates}, batches {batches}")
-                    updates = [0] * len(speeds)
-            settled = next((n for n in range(len(spreads)) if max(spreads[n:-2], default=inf) < 0.08), None)
-            print(f"  updates are within 8 % of each other from merge {settled} on")
+        for setting in ("", ":paper", ":rule=release", ":overlap"):
+            for micro_batches in (100, 200):
+                strategy = f"adaptive-sgd{setting}:mega_batch={micro_batches * 1024}"
+                recorder, cluster = MemoryRecorder(), Cluster.from_speeds(speeds, micro_batch_seconds=1.0)
+                seconds = MERGES * micro_batches / sum(speeds)
+                run = simulate(strategy_of(strategy), cluster, micro_batch=1024, seconds=seconds, recorder=recorder)
+                merges = updates_and_batches(recorder.events, len(speeds))[:-2]  # the last ones are cut short
+                updates = [[made for made, _ in merge] for merge in merges]
+                near = [max(each) / min(each) < 1.05 for each in updates]
+                settled = next((n for n in range(len(near)) if all(near[n:])), "–")
+                first, last, batches = (
+                    " ".join(map(str, each)) for each in (updates[0], updates[-1], [size for _, size in merges[-1]])
+                )
+                print(
+                    f"| {', '.join(f'{speed:g}' for speed in speeds)} | {setting} | {micro_batches} | {first} | {last} "
+                    f"| {batches} | {settled} | {run.share_of_ideal:.3f} |",
+                    flush=True,
+                )
+
+
+def updates_and_batches(events: Sequence[Event], ranks: int) -> list[tuple[tuple[int, int], ...]]:
+    """Of every merge and worker: how many updates it made, and of how many samples the last one was."""
+    made: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+    updates, batches = [0] * ranks, [0] * ranks
+    for event in events:
+        rank = event["rank"]
+        if event["kind"] == "compute":
+            updates[rank], batches[rank] = updates[rank] + 1, event["samples"]
+        elif event["kind"] == "join":
+            made[rank].append((updates[rank], batches[rank]))
+            updates[rank] = 0
+    return list(zip(*made, strict=True))
 
 
 def main() -> None:
@@ -280,11 +339,16 @@ def main() -> None:
     def numbers(text: str) -> list[int]:
         return [int(each) for each in text.split(",")]
 
-    parser.add_argument("--sizes", type=numbers, default=[32, 8], help="of micro-batches")
-    parser.add_argument("--steps", type=numbers, default=[8, 2], help="of a worker, between two merges")
+    def rates(text: str) -> list[float]:
+        return [float(each) for each in text.split(",")]
+
+    parser.add_argument("--sizes", type=numbers, default=[32], help="of micro-batches")
+    parser.add_argument("--steps", type=numbers, default=[8], help="of a worker, between two merges")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of EURLex-4K")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/adaptive"))
+    parser.add_argument("--rates", type=rates, default=[3.0, 10.0], help="of --processes")
+    parser.add_argument("--minutes", type=float, default=inf, help="of --processes: no race begins after so many")
     parser.add_argument("--seconds", type=float, default=PROCESS_SECONDS, help="of each race of --processes")
     parser.add_argument("--processes", action="store_true", help="real processes instead")
     parser.add_argument("--settling", action="store_true", help="updates and batches instead, without gradients")

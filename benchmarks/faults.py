@@ -1,9 +1,19 @@
-"""Faults in virtual time: a swarm of random crashes, or one at every await of every strategy; counts what breaks."""
+"""Real processes that are killed and stopped; and crashes in virtual time: swarms of them, and one at every await.
+
+scripts/bench faults                    every strategy and kind of fault, five times; --kills 25 for the whole
+scripts/bench faults --who "a worker" --strategies gssp,abs-sgd --minutes 5
+scripts/bench faults --table            what was measured so far
+scripts/bench faults --swarm 10000      random clusters and crashes in virtual time
+scripts/bench faults --awaits           a crash at every moment of every strategy
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Collection
+
+from parts.faults import KINDS, STRATEGIES, measure, show
 
 from paceline.simulator.faults import Crash
 from paceline.strategies import create
@@ -13,8 +23,13 @@ SHOWN = 5  # failures that are printed in full
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--swarm", type=int, default=1000, help="play so many seeds, from --first on")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5, help="of each kind, on real processes")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="some of these, with commas between them")
+    parser.add_argument("--who", default=",".join(KINDS), help="is struck: some of these; commas between them")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run is begun any more")
+    parser.add_argument("--table", action="store_true", help="show what was measured")
+    parser.add_argument("--swarm", type=int, help="play so many seeds in virtual time, from --first on")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="play one seed again, and show why it fails")
     parser.add_argument("--awaits", action="store_true", help="crash each rank at every moment of every strategy")
@@ -23,12 +38,26 @@ def main() -> None:
         check_seed(asked.seed)
         print(f"Seed {asked.seed} is sound.")
         return
+    if not asked.swarm and not asked.awaits:
+        strategies, kinds = split(asked.strategies, STRATEGIES), split(asked.who, KINDS)
+        if asked.table:
+            show(strategies, kinds)
+        else:
+            measure(strategies, kinds, asked.kills, asked.minutes)
+        return
     began = time.perf_counter()
     played, failures = awaits() if asked.awaits else swarm(range(asked.first, asked.first + asked.swarm))
     for failure in failures[:SHOWN]:
         print(failure)
     print(f"{played} runs with crashes in {time.perf_counter() - began:.0f} s, {len(failures)} not sound")
     raise SystemExit(bool(failures))
+
+
+def split(text: str, known: Collection[str]) -> list[str]:
+    strange = [each for each in text.split(",") if each not in known]
+    if strange:
+        raise SystemExit(f"{strange[0]!r} is none of: {'; '.join(known)}")
+    return text.split(",")
 
 
 def swarm(seeds: range) -> tuple[int, list[str]]:

@@ -37,7 +37,7 @@ from parts.peers.course import (
     load_workload,
 )
 from parts.peers.methods import METHODS, Method
-from parts.peers.outcomes import TUNED_ON, Book, Outcome, collect
+from parts.peers.outcomes import FINALISTS, TUNED_ON, Book, Outcome, collect
 from parts.peers.picture import draw
 from parts.peers.sessions import (
     Failure,
@@ -54,7 +54,8 @@ from paceline.race.emulation import solo_speed
 from paceline.versions import versions
 
 SECONDS = 20.0
-JOBS = 4
+JOBS = 3
+START_SECONDS = 8.0  # of a session on 2 cores; for the estimate that is printed first
 # Micro-batches and learning rates, for all the same.
 GRID = ((4, 0.05), (4, 0.1), (4, 0.2), (8, 0.2))
 ATTEMPTS = 2
@@ -74,6 +75,9 @@ class Comparison:
     def __init__(self, book: Book, options: argparse.Namespace) -> None:
         self.book, self.options, self._stop = book, options, threading.Event()
         self.seeds = range(options.seeds)
+        self.others = [name for name in options.clusters if name != TUNED_ON]
+        firsts = range(0, len(self.others), CLUSTERS_AT_ONCE)
+        self.parts = [self.others[first : first + CLUSTERS_AT_ONCE] for first in firsts]
         self.apart = can_be_apart()
         if not self.apart:
             print("Without rights to make namespaces: bytes are not known, and peers see this machine's network.")
@@ -81,19 +85,30 @@ class Comparison:
 
     def run(self, methods: Sequence[Method]) -> None:
         """Tune those who race everywhere, then race them on two clusters after two others: whenever it is ended, what
-        is there is whole. Who starts slowly begins."""
-        methods = sorted(methods, key=lambda method: not method.at_once)
+        is there is whole. Who starts slowly begins, and then races on all clusters in one session. Who needs the
+        processors for itself comes last."""
+        alone = [method for method in methods if method.alone]
+        methods = sorted((each for each in methods if not each.alone), key=lambda method: not method.at_once)
         self.all_of([partial(self.tune, method) for method in methods if method.everywhere])
-        rest = [partial(self.race, *each) for each in self.plan(methods)]
-        self.all_of(rest + [partial(self.tune, method) for method in methods if not method.everywhere])
+        everywhere = [method for method in methods if method.everywhere]
+        slow = [partial(self.race, method, self.others) for method in everywhere if method.at_once]
+        rest = [partial(self.race, each, part) for part in self.parts for each in everywhere if not each.at_once]
+        self.all_of(slow + rest + [partial(self.tune, method) for method in methods if not method.everywhere])
+        for each in alone:
+            self.tune(each)
+            self.race(each, self.others)
 
-    def plan(self, methods: Sequence[Method]) -> list[tuple[Method, list[str]]]:
-        """Sessions after the tuning: who races on which clusters."""
-        clusters = [name for name in self.options.clusters if name != TUNED_ON]
-        parts = [clusters[first : first + CLUSTERS_AT_ONCE] for first in range(0, len(clusters), CLUSTERS_AT_ONCE)]
-        slow = [(method, clusters) for method in methods if method.everywhere and method.at_once]
-        others = [method for method in methods if method.everywhere and not method.at_once]
-        return slow + [(method, part) for part in parts for method in others]
+    def minutes(self, methods: Sequence[Method]) -> float:
+        """About how long all of it takes, if the file is empty and nothing is disturbed."""
+        settings, seeds = len(self.options.grid), len(self.seeds)
+        total = 0.0
+        for method in methods:
+            races, sessions = settings + min(FINALISTS, settings) * (seeds - 1), min(seeds, 2)
+            if method.everywhere:
+                races, sessions = races + len(self.others) * seeds, sessions + len(self.parts)
+            seconds = races * self.options.seconds + sessions * START_SECONDS
+            total += seconds / (1 if method.alone else self.options.jobs) / 60
+        return total
 
     def all_of(self, sessions: Sequence[Callable[[], None]]) -> None:
         with ThreadPoolExecutor(self.options.jobs) as pool:
@@ -229,7 +244,9 @@ def main() -> None:
         methods = [chosen.get(name) or Method(name, "paceline") for name in options.methods]
         for method in methods:
             print(f"{method.name}: {method.configuration}")
-        Comparison(book, options).run(methods)
+        comparison = Comparison(book, options)
+        print(f"All of it takes about {comparison.minutes(methods):.0f} minutes; what the file holds is not run again.")
+        comparison.run(methods)
     print(write_tables(book, options.out.with_suffix(".md")))
 
 

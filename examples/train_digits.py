@@ -3,6 +3,7 @@
 python examples/train_digits.py                                      # alone
 paceline run --nproc 4 examples/train_digits.py                      # four processes of this machine
 torchrun --nproc-per-node 4 examples/train_digits.py                 # the same, started by torchrun
+paceline run --engine ray --nproc 4 examples/train_digits.py         # four processes, placed by Ray
 """
 
 from __future__ import annotations

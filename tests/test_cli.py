@@ -75,6 +75,8 @@ OPTIONS = {
     ],
     "report": ["--markdown", "--open", "--png", "--trace"],
     "run": [
+        "--address",
+        "--engine",
         "--heartbeat-timeout",
         "--interface",
         "--join-timeout",
@@ -85,7 +87,9 @@ OPTIONS = {
         "--nproc",
         "--out",
         "--port",
+        "--replace",
         "--report",
+        "--resources",
         "--restarts",
         "--return-timeout",
         "--secret-file",
@@ -209,6 +213,13 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown form": ((*KUBERNETES, "--pool", "1x1", "--form", "pod"), ("'pod'", "jobset, plain")),
     "no label of nodes": ((*KUBERNETES, "--pool", "1x1:where=fast"), ("where=fast names no node label",)),
     "no resource": ((*KUBERNETES, "--pool", "1x1:gpus=1:kind=a100"), ("kind=vendor.com/gpu",)),
+    "unknown engine": (("run", "--engine", "rya", __file__), ("'rya'", "Possible: local, ray")),
+    "replacing on Ray": (
+        ("run", "--engine", "ray", "--replace", "1", __file__),
+        ("started again", "--replace out"),
+    ),
+    "an address without Ray": (("run", "--address", "auto", __file__), ("--address is for Ray", "--engine ray")),
+    "no resources": (("run", "--engine", "ray", "--resources", "GPU=1", __file__), ("GPU=1 says no", "Write JSON")),
     "one host with a master": (("run", "--master", "a:1", __file__), ("--master is for several hosts", "--nnodes")),
     "several hosts without a master": (("run", "--nnodes", "2", __file__), ("2 hosts need --master and --node-rank",)),
     "a node rank too many": (
@@ -370,7 +381,7 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert code == 3, "the script's exit code"
     assert seen["command"] == ["s.py", "--name", "x", "--out", "y", "--help", "-v", "--", "z"]
     assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
-    assert not seen["report"] and seen["servers"] == seen["restarts"] == 0
+    assert not seen["report"] and seen["servers"] == seen["restarts"] == seen["replace"] == 0
     assert seen["join_timeout"] == 120 and seen["heartbeat_timeout"] == 10
 
 

@@ -108,3 +108,21 @@ def test_who_waits_for_a_merge_looks_around() -> None:
 
     together(act, check)
     assert asked == [0.0]
+
+
+def test_a_model_smaller_than_a_block_is_merged_and_nothing_empty_travels() -> None:
+    """gloo is through with an empty tensor before the others have started it. A rank that was lost just then left the
+    others with different numbers of collectives in their new group, and they waited for each other for ever."""
+    models = [torch.tensor([1.0, 2.0, 3.0]) * (rank + 1) for rank in range(RANKS)]
+
+    def act(rank: int, collectives: Collectives) -> torch.Tensor:
+        own = part(models[rank], torch.zeros(3), 1.0)
+        work = collectives.merge(own, lambda: None, "The merge", None)
+        work.wait()
+        work.result()
+        with pytest.raises(AssertionError, match="empty collective"):
+            collectives.sum_now(torch.empty(0), "Nothing")
+        return own.common
+
+    for merged in together(act):
+        torch.testing.assert_close(merged, torch.tensor([2.0, 4.0, 6.0]))

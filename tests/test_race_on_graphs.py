@@ -23,6 +23,7 @@ from paceline.record import read_events
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import parse_cluster
 from paceline.strategies import create
+from paceline.strategies.parameter_server import NOTHING
 from paceline.workloads.synthetic import synthetic
 from paceline.workloads.workload import Workload
 
@@ -148,9 +149,13 @@ class Ranks:
 
         return together
 
-    def average(self, kept: list[Snapshots]) -> None:
+    def average(self, kept: list[Snapshots], workers: int = 0) -> None:
+        """The first so many are workers of a parameter server, and bring nothing."""
         threads = [
-            threading.Thread(target=each.average, args=(rank, self.ranks, WHOLE, self.add_up(rank)))
+            threading.Thread(
+                target=each.average,
+                args=(rank, self.ranks, NOTHING if rank < workers else WHOLE, self.add_up(rank)),
+            )
             for rank, each in enumerate(kept)
         ]
         for thread in threads:
@@ -203,6 +208,19 @@ def test_a_race_that_begins_late_is_looked_at_to_its_end() -> None:
     assert [row[0] for row in looked[0].evaluate()] == [*times, 106.0]
     Ranks(2).average(looked)
     assert [row[0] for row in looked[0].evaluate()] == [*times, 106.0]
+
+
+def test_who_brings_nothing_does_not_say_when_a_model_was_there() -> None:
+    """Workers of a parameter server are not looked at before the end: with their time every target would be late."""
+    kept = [
+        snapshots(last=(9.0, 90, 7.0, 7.0)),
+        snapshots((31.5, 40, 1.0, 0.0), (32.5, 60, 2.0, 0.0), last=(40.0, 95, 12.0, 3.0)),
+        snapshots((31.2, 30, 3.0, 0.0), (32.9, 65, 4.0, 0.0), last=(41.0, 96, 12.0, 3.0)),
+    ]
+    ranks = Ranks(3)
+    ranks.average(kept, workers=1)
+    assert list(kept[0].evaluate()) == [(31.5, 40, 2.0, 0.0), (32.9, 65, 3.0, 0.0), (41.0, 96, 12.0, 3.0)]
+    assert set(ranks.calls) == {2 + 2 + 2 + 2}, "two for the race, two for each moment"
 
 
 def test_the_mean_of_one_rank_is_its_model() -> None:

@@ -246,6 +246,13 @@ def test_what_does_not_add_up_is_said() -> None:
     assert "applied or discarded" in Page(render(race({"x": twice}), {"x": twice})).words
 
 
+def test_a_share_that_cannot_be_is_explained(events: dict[str, list[Event]]) -> None:
+    found = race(events)
+    assert "More than 100 %" not in Page(render(found, events)).words
+    found["results"][0]["share_of_ideal"] = 2.8
+    assert "More than 100 %: alone, workers were slower" in Page(render(found, events)).words
+
+
 def test_who_did_not_come_to_an_end_is_named() -> None:
     ended = [{"kind": kind, "rank": rank, "t": 0.0} for rank in range(4) for kind in ("start", "end")]
     assert "has no end" not in Page(render(race({"x": ended}), {"x": ended})).words

@@ -163,3 +163,14 @@ def test_a_rank_that_computes_while_its_round_travels_does_not_wait() -> None:
 def test_a_rank_that_is_done_neither_waits_nor_is_waited_for() -> None:
     events = [event("start", 0, 0.0), event("end", 0, 1.0), event("join", 1, 2.0, round=5, samples=0, bytes=8)]
     assert waiting_for(events) == {1: []}
+
+
+def test_the_record_of_a_killed_worker_may_lack_what_its_server_has_used() -> None:
+    """Events are written a few times a second: a rank that is killed takes the last ones with it."""
+    events = [
+        event("compute", 0, 0.0, end=1.0, samples=8),
+        event("step", 1, 1.5, round=0, samples=8, bytes=0, of=0, delay=0),
+        event("step", 1, 2.5, round=1, samples=8, bytes=0, of=0, delay=0),
+    ]
+    assert account(events).errors == ("rank 0 computed 8 samples, but 16 were applied or discarded",)
+    assert account([*events, event("lost", 0, 2.6, reason="ended by SIGKILL")]).errors == ()

@@ -35,8 +35,13 @@ class Watched:
             self._round += 1
         return self
 
-    def nothing(self, times: int, working: bool = True) -> Watched:
-        return self.see(*[0.0] * times, count=0, working=working)
+    def nothing(self, times: int, working: bool = True, dropped: bool = True) -> Watched:
+        """Rounds over no samples: because this rank's were dropped, or because it had none."""
+        for _ in range(times):
+            if dropped:
+                self.drop(8)
+            self.see(0.0, count=0, working=working)
+        return self
 
     def drop(self, count: int) -> None:
         self._watch.non_finite(count, self._round)
@@ -101,6 +106,13 @@ def test_rounds_without_a_finite_gradient_end_the_run(norm: float) -> None:
 def test_rounds_over_no_samples_count_only_while_somebody_has_data() -> None:
     watched = Watched().nothing(USELESS_ROUNDS - 1).nothing(5 * USELESS_ROUNDS, working=False)
     watched.nothing(USELESS_ROUNDS - 1)
+    with pytest.raises(PacelineError, match="diverged"):
+        watched.nothing(1)
+
+
+def test_ranks_that_wait_for_data_have_not_diverged() -> None:
+    """What a lost rank has left goes out again when all have said what they know of it: rounds may pass until then."""
+    watched = Watched().nothing(10 * USELESS_ROUNDS, dropped=False).nothing(USELESS_ROUNDS - 1)
     with pytest.raises(PacelineError, match="diverged"):
         watched.nothing(1)
 

@@ -214,6 +214,12 @@ def test_generated_rows_have_the_statistics_that_were_asked_for() -> None:
         assert np.allclose(np.bincount(rows, part.values.astype(float) ** 2), 1, atol=1e-4)
 
 
+@pytest.mark.parametrize("like", LIKE)
+def test_to_name_the_commonest_label_in_every_row_is_a_bad_guess(like: str) -> None:
+    (part,) = SparseGenerator(LIKE[like].times(0.03)).rows(0, 1000)
+    assert np.bincount(part.labels).max() < 400
+
+
 def test_generated_rows_depend_on_the_seed_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = LIKE["eurlex-4k"].times(0.02)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from paceline.backends.flat import in_shape
+from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import Data, simulate
 from paceline.errors import PacelineError
 from paceline.simulator.cluster import Cluster
@@ -24,13 +25,16 @@ TIME_TO_LEARN = 0.5  # of the time, before a rate is given up
 @dataclass(frozen=True)
 class Curve:
     """What a training came to: times, samples and scores of its evaluations, and the share of ideal. `ended`: whether
-    it was trained to the end; it was not if it diverged, or was given up."""
+    it was trained to the end; it was not if it diverged, or was given up. On real processes also which part of their
+    time the workers spent on communication alone, and how many bytes they brought."""
 
     times: tuple[float, ...]
     samples: tuple[int, ...]
     scores: tuple[float, ...]
     share_of_ideal: float
     ended: bool
+    communicating: float | None = None
+    nbytes: int | None = None
 
     @property
     def final(self) -> float:
@@ -108,7 +112,7 @@ def learn(trial: Trial, cluster: Cluster, span: Span, folder: Path | None, beat:
     workload, strategy = load(trial.data, trial.model, folder), strategy_of(trial.strategy)
     look = Look(workload, trial, span, beat)
     samples = len(workload.train)
-    learners = [learner_of(workload, trial, rank, samples) for rank in range(cluster.ranks)]
+    learners = [learner_of(workload, trial, rank, samples, ReplicaLearner) for rank in range(cluster.ranks)]
     look.parameters, look.rounds = lambda: learners[0].parameters, Rounds(strategy, cluster.workers)
     ended, ideal = True, 0.0
     try:
@@ -145,12 +149,11 @@ class KeptCurves:
 
     def add(self, trial: Trial, curve: Curve) -> None:
         self._curves[trial] = curve
-        rounded = Curve(
-            tuple(round(t, 2) for t in curve.times),
-            curve.samples,
-            tuple(round(s, 5) for s in curve.scores),
-            round(curve.share_of_ideal, 4),
-            curve.ended,
+        rounded = replace(
+            curve,
+            times=tuple(round(t, 2) for t in curve.times),
+            scores=tuple(round(s, 5) for s in curve.scores),
+            share_of_ideal=round(curve.share_of_ideal, 4),
         )
         with self._file.open("a") as stream:
             stream.write(json.dumps({"trial": asdict(trial), "curve": asdict(rounded)}) + "\n")

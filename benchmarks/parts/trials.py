@@ -246,8 +246,11 @@ def sent_bytes(trial: Trial, cluster: Cluster, folder: Path | None, epoch: int, 
     return (sent[1] - sent[0]) / ((pushes[1] - pushes[0]) * nbytes)
 
 
-def learner_of(workload: Workload, trial: Trial, rank: int, samples: int) -> ReplicaLearner:
-    """What a rank learns with."""
+def learner_of(
+    workload: Workload, trial: Trial, rank: int, samples: int, kind: type[ReplicaLearner] = DeferringLearner
+) -> ReplicaLearner:
+    """What a rank learns with. To defer gradients costs a copy of the model for each: where ranks seldom add up
+    several, and the model is large, the plain kind is faster."""
     model = workload.build_model(trial.seed)
 
     def backward(model: nn.Module, indices: NDArray[Any]) -> None:
@@ -255,8 +258,7 @@ def learner_of(workload: Workload, trial: Trial, rank: int, samples: int) -> Rep
 
     replica = Replica(model, workload.build_optimizer(model, optimizer=trial.optimizer, lr=trial.lr))
     random = any(isinstance(module, nn.Dropout) for module in model.modules())
-    kind = ReplicaLearner if random else DeferringLearner
-    return kind(replica, backward, samples=samples, rank=rank, seed=trial.seed)
+    return (ReplicaLearner if random else kind)(replica, backward, samples=samples, rank=rank, seed=trial.seed)
 
 
 @lru_cache(maxsize=256)

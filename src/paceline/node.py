@@ -128,6 +128,11 @@ class Share:
     def part(self) -> slice:
         return slice(self.first, self.last)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it brings nothing."""
+        return self.first == self.last
+
 
 WHOLE: Final = Share()
 

@@ -68,12 +68,13 @@ class MemoryRecorder:
 class FileRecorder:
     """Appends one rank's events to `folder/rank-0003.jsonl`; a thread of its own does all that may take time.
 
-    A folder holds one run, so a file that is already there is begun anew. That the folder cannot be written to at the
-    start is an error: nothing is lost yet. Later trouble (a full disk) is logged once, and what could not be written
-    is counted in `dropped`: a training of days must not end because its diary did.
+    A folder holds one run, so a file that is already there is begun anew, unless the rank `joins` a running training:
+    then it is gone on with. That the folder cannot be written to at the start is an error: nothing is lost yet. Later
+    trouble (a full disk) is logged once, and what could not be written is counted in `dropped`: a training of days must
+    not end because its diary did.
     """
 
-    def __init__(self, folder: Path | str, rank: int) -> None:
+    def __init__(self, folder: Path | str, rank: int, joins: bool = False) -> None:
         self.path = Path(folder) / f"rank-{rank:04d}.jsonl"
         self.dropped = 0
         self._pending: deque[Event] = deque()
@@ -81,7 +82,7 @@ class FileRecorder:
         self._closing = threading.Event()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = self.path.open("wb")
+            self._file: BinaryIO = self.path.open("ab" if joins else "wb")
         except OSError as error:
             raise PacelineError(
                 f"The events of rank {rank} cannot be written: {error.strerror}.",

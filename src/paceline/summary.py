@@ -173,7 +173,7 @@ def account(events: Iterable[Event]) -> Account:
     errors = []
     for rank in sorted({*computed, *applied, *discarded}):
         used = applied[rank] + discarded[rank]
-        if used > computed[rank]:
+        if used > computed[rank] and rank not in lost:  # the record of one that was killed lacks its last moments
             errors.append(f"rank {rank} computed {computed[rank]} samples, but {used} were applied or discarded")
     errors += _round_errors(of_kind["join"], of_kind["applied"], lost)
     totals = [sum(by_rank.values()) for by_rank in (computed, applied, discarded)]
@@ -232,6 +232,8 @@ class Standing:
             case "applied" if event["round"] == rank.round:
                 rank.round, rank.overlaps = None, rank.computed_since_join
                 self._forget_before(event["round"])
+            case "start":  # also of a newcomer, in the place of a lost rank
+                rank.ended = False
             case "end" | "lost":
                 rank.round, rank.ended = None, True
         until: float = event["end"] if "end" in event else event["t"]

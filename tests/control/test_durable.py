@@ -24,7 +24,7 @@ from paceline.errors import PacelineError
 from paceline.launch.hosted import HostedService
 
 SECRET = b"the run's secret"
-RUN = {"strategy": "abs-sgd", "parameters": [["w", [2, 3], "float32", [3, 1]]]}
+RUN = {"strategy": "abs-sgd", "admits": True, "parameters": [["w", [2, 3], "float32", [3, 1]]]}
 
 
 class Plane:
@@ -87,6 +87,7 @@ def random_messages(dice, count):
             "progress": {"samples": [dice.randrange(30) for _ in range(3)], "generation": dice.randrange(4)},
             "discard": {"ranges": dice.sample(spans, 2), "reason": "not a number"},
             "give_back": {"ranges": dice.sample(spans, 1)},
+            "admit": {"number": dice.randrange(3)},
             "signal": {"round": dice.randrange(9), "samples": dice.randrange(9), "target": dice.randrange(20)},
             "store_set": {"key": dice.choice("abc")},
             "store_add": {"key": dice.choice("nm"), "amount": dice.randrange(9)},
@@ -149,10 +150,22 @@ def test_whoever_adds_a_message_or_a_state_must_think_of_the_journal(tmp_path):
     unnoted = {"snapshot", "heartbeat", "status", "exited", "return", "store_get", "store_wait", "store_check"}
     with DurableService(1, SECRET, tmp_path / "j") as service:
         assert set(service._handlers) == durable.JOURNALLED | unnoted
-        fixed = {"world_size", "heartbeat_timeout", "samples", "epochs", "micro_batch", "workers", "positions", "_free"}
+        fixed = {
+            "world_size",
+            "heartbeat_timeout",
+            "samples",
+            "epochs",
+            "micro_batch",
+            "workers",
+            "positions",
+            "_free",
+            "_ranks",
+        }
         kept = {
-            service._members: {"generation", "begun", "present", "lost", "left", "_reference"},
-            service._doubts: {"_silent", "_since"},
+            service._members: {"generation", "begun", "present", "lost", "left", "_reference"}
+            | {"joining", "admissions", "admitted"},
+            service._samples: {"_ledger", "_terms", "_doubts"},
+            service._samples._doubts: {"_silent", "_since"},
             service._signals: {"_rounds", "_samples"},
             service._keys: {"values"},
             Ledger(8, 1, 4, 1): {"_settled", "_dropped", "used", "discarded", "_holdings"},

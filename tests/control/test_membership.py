@@ -15,6 +15,7 @@ RUN = {
     "parameters": [["fc.weight", [10, 32], "float32", [32, 1]], ["fc.bias", [10], "float32", [1]]],
     "data": {"samples": 1000},
 }
+ADMITS = {"admits": True}
 
 
 def arrived(*descriptions):
@@ -57,17 +58,44 @@ def test_the_first_difference_is_named(change, words):
 
 
 def test_the_generation_counts_changes_after_everyone_arrived():
-    members = arrived(RUN, RUN)
+    members = arrived(RUN | ADMITS, RUN | ADMITS)
     assert members.begun and members.generation == 0 and members.missing == []
     assert members.lose(1, "killed") and members.generation == 1
     assert members.lost == {1: "killed"} and members.roster == [("127.0.0.1", 1000), None]
     assert not members.lose(1, "killed")
     assert members.lose(1, "exit code 9") and members.generation == 1  # a better reason is news, but no change
-    members.arrive(1, RUN, None, now=1.0)
-    assert members.generation == 2 and members.lost == {}
+    members.arrive(1, RUN | ADMITS, None, now=1.0)
+    assert members.generation == 1 and members.lost == {1: "exit code 9"}, (
+        "a newcomer that waits is still lost to others"
+    )
+    assert members.joining == {1} and members.taking_part == [0]
+    members.admit()
+    assert members.generation == 2 and members.lost == {} and members.taking_part == [0, 1]
+    assert members.admitted == ([1], 2)
     members.leave(0)
     assert members.generation == 3 and members.left == {0}
     assert not members.lose(0, "exit code 0")
+
+
+def test_a_newcomer_that_goes_before_it_takes_part_changes_nothing():
+    members = arrived(RUN | ADMITS, RUN | ADMITS)
+    members.lose(1, "killed")
+    members.arrive(1, RUN | ADMITS, None, now=1.0)
+    assert members.lose(1, "killed") and members.generation == 1 and not members.joining
+    members.admit()
+    assert members.admitted == ([], 2) and members.lost == {1: "killed"}
+
+
+def test_who_cannot_join():
+    members = arrived(RUN, RUN)
+    members.lose(1, "killed")
+    with pytest.raises(PacelineError, match="The strategy abs-sgd cannot take a newcomer into a running training yet"):
+        members.arrive(1, RUN, None, now=1.0)
+    over = arrived(RUN | ADMITS, RUN | ADMITS)
+    over.leave(0)
+    over.leave(1)
+    with pytest.raises(PacelineError, match="Rank 1 cannot join the run any more"):
+        over.arrive(1, RUN | ADMITS, None, now=1.0)
 
 
 def test_silence():

@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.run.rank import Rank
 
 SECRET = b"the run's secret"
-RUN = {"strategy": "abs-sgd", "parameters": [["w", [2, 3], "float32", [3, 1]]]}
+RUN = {"strategy": "abs-sgd", "admits": True, "parameters": [["w", [2, 3], "float32", [3, 1]]]}
 
 
 @contextlib.contextmanager
@@ -115,8 +115,26 @@ def test_a_rank_may_come_back():
         until(lambda: clients[0].lost)
         with ControlClient(service.address, SECRET, 1) as again:
             again.hello(RUN, ("elsewhere", 9))
-            until(lambda: not clients[0].lost)
-            assert again.generation == 2 and clients[0].roster[1] == ("elsewhere", 9)
+            until(lambda: clients[0].joining)
+            assert 1 in clients[0].lost and 1 in again.lost, "it does not take part yet"
+            assert clients[0].admit(0) == ([1], 2) == clients[0].admit(0), "whoever asks for the same gets the same"
+            until(lambda: not clients[0].lost and not again.lost)
+            assert again.generation == again.admitted_in == 2 and clients[0].roster[1] == ("elsewhere", 9)
+
+
+def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody():
+    with cluster(3) as (service, clients):
+        clients[2].open_ledger(100, 1, 4)
+        clients[2].lease(2).result()
+        clients[2].close()
+        until(lambda: clients[0].lost)
+        with ControlClient(service.address, SECRET, 2) as again:
+            again.hello(RUN, ("elsewhere", 9))
+        until(lambda: not service.status()["joining"])
+        assert service.status()["generation"] == 1 and service.status()["ledger"]["leased"] == 8
+        for client in clients[:2]:
+            client.report_progress([0, 0, 0], now=True)
+        until(lambda: service.status()["ledger"]["leased"] == 0)
 
 
 def test_silence_is_a_death():
@@ -179,7 +197,7 @@ def test_who_only_waits_for_messages_notices_that_nobody_can_tell_it_of_losses_a
     with cluster(1) as (service, (client,)):
         client.check()
         service.close()
-        rank = SimpleNamespace(_control=client, _told=set())
+        rank = SimpleNamespace(_control=client, _told=set(), _unexplained={})
         with pytest.raises(PacelineError, match="connection to the control service is gone"):
             while True:
                 Rank.check_peers(rank, 0.01)

@@ -89,6 +89,28 @@ def test_a_slow_network_is_told() -> None:
     assert "An all-reduce takes as long as" in note and "local-sgd" in note
 
 
+MILLION = Task("synthetic", "mlp", 32, 1_000_000, divisible=True)
+
+
+def test_where_bytes_take_long_they_are_made_fewer() -> None:
+    """An all-reduce of two takes four micro-batches of 0.1 s, and one of them as int8."""
+    advice = advice_for(host(0.1, 0.1), MILLION, Network(bandwidth=1e7))
+    assert advice.strategy == "abs-sgd:compress=int8" and advice.share_of_ideal > 0.9
+    assert "4.0 micro-batches of the fastest worker, and 1.0 as int8" in advice.why
+
+
+def test_where_latency_takes_long_rounding_does_not_help() -> None:
+    advice = advice_for(host(0.1, 0.1), MILLION, Network(latency=0.2, bandwidth=1e9))
+    assert advice.strategy == "abs-sgd"
+
+
+def test_where_even_the_rounded_take_long_workers_step_alone() -> None:
+    """An all-reduce takes 80 micro-batches, 20 as int8: four own steps for each of the 80, then a fifth is waiting."""
+    advice = advice_for(host(0.1, 0.1), MILLION, Network(bandwidth=0.5e6))
+    assert advice.strategy == "local-sgd:steps=512:by_speed" and advice.share_of_ideal > 0.75
+    assert "averaged seldom" in advice.why
+
+
 def test_micro_batches_that_are_too_short_are_told() -> None:
     (note,) = advice_for(host(0.002, 0.001), network=Network()).notes
     assert note.startswith("A micro-batch of 1.0 ms")

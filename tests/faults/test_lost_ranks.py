@@ -26,7 +26,7 @@ def log_of(folder: Path, rank: int) -> str:
 
 
 def test_a_killed_rank_is_named_by_all_others(script: Script, launched: Launched) -> None:
-    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGKILL)", strategy="d-psgd")
+    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGKILL)", strategy="frail")
     outcome, folder = launched(path, 3)
     assert outcome.first_failed == 1 and outcome.how(1) == "ended by SIGKILL"
     assert outcome.exit_codes == [1, -signal.SIGKILL, 1]
@@ -46,7 +46,7 @@ def test_a_rank_that_never_comes_is_named(script: Script, launched: Launched) ->
 
 
 def test_a_rank_that_hangs_is_named_and_ended(script: Script, launched: Launched) -> None:
-    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGSTOP)", strategy="d-psgd")
+    path = script(each="if RANK == 1 and number == 5: os.kill(os.getpid(), signal.SIGSTOP)", strategy="frail")
     outcome, _ = launched(path, 2, heartbeat_timeout=2.0, grace=1.0)
     assert outcome.first_failed == 0
     assert outcome.exit_codes == [1, -signal.SIGKILL]
@@ -54,7 +54,7 @@ def test_a_rank_that_hangs_is_named_and_ended(script: Script, launched: Launched
 
 
 def test_a_rank_that_raises_speaks_last(script: Script, paceline: Callable[..., Any], tmp_path: Path) -> None:
-    path = script(each="assert RANK != 1 or number != 5, 'my own mistake'", strategy="d-psgd")
+    path = script(each="assert RANK != 1 or number != 5, 'my own mistake'", strategy="frail")
     code, _, complained = paceline("run", "--nproc", "2", str(path)).finish()
     assert code == 1
     last = complained[complained.rindex("Rank 1 failed first (ended with exit code 1). Its last words:") :]

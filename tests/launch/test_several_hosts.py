@@ -134,7 +134,8 @@ def test_a_run_goes_on_without_a_host_whose_ranks_have_died(start: Start, script
 
 
 def test_a_death_on_one_host_is_told_on_all_with_its_place(start: Start, script: Path, tmp_path: Path) -> None:
-    script.write_text(SCRIPT.replace("abs-sgd", "d-psgd:graph=complete"))  # which cannot go on
+    frail = "from paceline.strategies.all_reduce import AllReduce\nclass Frail(AllReduce):\n    survives = False\n"
+    script.write_text(SCRIPT.replace("\nx =", f"{frail}\nx =").replace('"abs-sgd"', "Frail()"))
     first, second = two_hosts_of_which_one_dies(start, script, tmp_path)
     assert second.returncode == 128 + signal.SIGKILL and first.returncode == 1
     assert "Rank 1 failed first (ended by SIGKILL). Its last words:" in second.stderr

@@ -23,7 +23,7 @@ import pytest
 
 from paceline.control.service import ControlService
 from paceline.launch.roles import SERVERS
-from paceline.launch.surroundings import card_of, environment_of, new_run
+from paceline.launch.surroundings import JOINS, card_of, environment_of, new_run
 from paceline.record import Event, read_events
 from paceline.strategies import create
 
@@ -115,7 +115,15 @@ Ranks = Callable[..., Outcome]
 def ranks(zygote: Zygote, tmp_path: Path) -> Ranks:
     """Run a scenario of `scenarios.py` on so many ranks; the last one serves, if the strategy has servers."""
 
-    def run(scenario: str, nproc: int, *, fails: bool = False, servers: int | None = None, **options: Any) -> Outcome:
+    def run(
+        scenario: str,
+        nproc: int,
+        *,
+        fails: bool = False,
+        servers: int | None = None,
+        replaced: int = 0,
+        **options: Any,
+    ) -> Outcome:
         if options.get("strategy") == "non-blocking":  # what is given up goes to a loop twice: see test_giving_up
             options["strategy"] += ":unfinished=finish"
         folder = new_run(tmp_path / "run")
@@ -123,7 +131,8 @@ def ranks(zygote: Zygote, tmp_path: Path) -> Ranks:
         with ControlService(nproc, secret, join_timeout=60.0) as service:
             shared = environment_of(card_of(service.address, folder, secret)) | {"WORLD_SIZE": str(nproc)}
             shared[SERVERS] = str(servers if servers is not None else servers_of(options.get("strategy")))
-            outcome = watch(zygote, service, folder, shared, {"scenario": scenario, "options": options}, nproc)
+            order = {"scenario": scenario, "options": options, "replaced": replaced}
+            outcome = watch(zygote, service, folder, shared, order, nproc)
         if not fails:
             assert outcome.codes == [0] * nproc, "\n".join(outcome.outputs)
         return outcome
@@ -141,10 +150,17 @@ def watch(
     outputs = [folder / f"output-{rank}" for rank in range(nproc)]
     facts = [folder / f"facts-{rank}" for rank in range(nproc)]
     pids: list[int] = []
+    replaced = order.pop("replaced")
+
+    def start(rank: int, **more: str) -> int:
+        environment = shared | {"RANK": str(rank)} | more
+        return zygote.start(
+            order | {"environment": environment, "output": str(outputs[rank]), "facts": str(facts[rank])}
+        )
+
     try:
         for rank in range(nproc):
-            own = {"environment": shared | {"RANK": str(rank)}, "output": str(outputs[rank]), "facts": str(facts[rank])}
-            pids.append(zygote.start(order | own))
+            pids.append(start(rank))
         told: set[int] = set()
         deadline = time.monotonic() + LONGEST_SECONDS
         while len(told) < nproc and time.monotonic() < deadline:
@@ -154,6 +170,12 @@ def watch(
                     told.add(rank)
                     if code:
                         service.report_exit(rank, f"ended with {code}")
+                    if code and replaced:
+                        while str(rank) not in service.status()["lost"]:
+                            time.sleep(0.001)
+                        replaced -= 1
+                        told.discard(rank)
+                        pids[rank] = start(rank, **{JOINS: "1"})
         state = service.status()
     finally:
         for pid in pids:

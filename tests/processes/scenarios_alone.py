@@ -8,10 +8,16 @@ import time
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import paceline
+from paceline.backends.collectives import Collectives
+from paceline.backends.processes import ProcessNode
 from paceline.node import Gradient, Share, Work
 from paceline.race import worker
 from paceline.race.spec import RaceSpec
+from paceline.run.rank import Rank
 from paceline.run.run import Run
 from paceline.workloads.synthetic import synthetic
 
@@ -129,6 +135,21 @@ def train_served(
     return diary.facts(**found)
 
 
+def train_pushing_wrong(strategy: str, how: str) -> Facts:
+    """An ordinary loop in which the third push of rank 1 goes wrong on its way: `short` or `nan`."""
+    from scenarios import train  # only the zygote can find them
+
+    send = ProcessNode.send
+
+    def instead(node: ProcessNode, to: int, kind: str, *tensors: Tensor) -> None:
+        if node.rank == 1 and kind.startswith("push 3 "):
+            tensors = (tensors[0][:-1] if how == "short" else tensors[0] * torch.nan,)
+        send(node, to, kind, *tensors)
+
+    ProcessNode.send = instead  # type: ignore[method-assign]  # in this process, which ends after it
+    return train(strategy, slow={"0": 0.004, "1": 0.004})  # long enough that both have some data
+
+
 def race(strategy: str, seconds: float) -> Facts:
     """One rank of a race, as the race starts it."""
     spec = RaceSpec(strategies=(strategy,), speeds=(1.0, 0.6, 0.3), workload="synthetic", seconds=seconds)
@@ -163,3 +184,78 @@ def train_until_shot(strategy: str, victim: int) -> Facts:
                 shoot()
             driven.step()
         return {"final": run.node.parameters.tolist()}
+
+
+def train_until_told(strategy: str, told: list[int], handler: bool = False, by_hand: bool = False) -> Facts:
+    """Some ranks get SIGTERM in their fifth micro-batch, or tell themselves to leave."""
+    from scenarios import OPTIMIZERS, Diary, Frail, Points, linear, squared_error  # only the zygote can find them
+
+    model = linear()
+    heard: list[int] = []
+    if handler:
+        signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    with paceline.Run(Frail() if strategy == "frail" else strategy) as run:
+        loader = run.loader(Points(61), micro_batch=4, epochs=3)
+        driven = run.optimizer(OPTIMIZERS["momentum"](model.parameters()), model)
+        diary = Diary(run)
+        for number, (indices, x, y) in enumerate(loader):
+            diary.given(loader, indices)
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            time.sleep(0.005)
+            if number == 4 and run.rank in told:
+                run.leave() if by_hand else os.kill(os.getpid(), signal.SIGTERM)
+            driven.step()
+        left = run.left
+    before = signal.getsignal(signal.SIGTERM)
+    return diary.facts(left=left, heard=heard, restored=before == signal.SIG_DFL or handler)
+
+
+KILLED_AT = {
+    "waiting": (Rank, "enter"),  # a newcomer has said hello
+    "entering": (Collectives, "enter"),  # a newcomer has the state of the run, and the others wait for it
+    "giving": (Rank, "give_state"),  # newcomers are let in, and have nothing yet
+}
+
+
+def kill_once(run: Any, rank: int, moment: str) -> None:
+    """The rank dies when it comes to this moment, the first time."""
+    owner, name = KILLED_AT[moment]
+    really, mark = getattr(owner, name), run.folder / f"killed-{moment}"
+
+    def do(*arguments: Any) -> Any:
+        if run.rank == rank and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return really(*arguments)
+
+    setattr(owner, name, do)
+
+
+def train_with_newcomers(
+    strategy: str, victims: list[int], epochs: int = 20, killed: tuple[int, str] | None = None
+) -> Facts:
+    """Some ranks kill themselves in their fifth micro-batch; who takes their place stays to the end, or is killed once
+    more in the middle of joining."""
+    from scenarios import OPTIMIZERS, Diary, Points, linear, squared_error  # only the zygote can find them
+
+    model = linear()
+    with paceline.Run(strategy) as run:
+        loader = run.loader(Points(61), micro_batch=4, epochs=epochs)
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        driven = run.optimizer(optimizer, model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.999)
+        diary = Diary(run)
+        if killed:
+            kill_once(run, *killed)
+        for number, (indices, x, y) in enumerate(loader):
+            diary.given(loader, indices)
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            time.sleep(0.1 if run.surroundings.control.lost else 0.004)  # the run must not be over before one comes
+            if number == 4 and run.rank in victims and not run.surroundings.joins:
+                os.kill(os.getpid(), signal.SIGKILL)
+            driven.step()
+            scheduler.step()
+        momenta = [optimizer.state[each]["momentum_buffer"].flatten().tolist() for each in model.parameters()]
+    return diary.facts(momenta=momenta, rate=optimizer.param_groups[0]["lr"], joined=run.surroundings.joins)

@@ -233,6 +233,24 @@ def test_under_torchrun_the_last_rank_serves(tmp_path: Path) -> None:
     assert (books.computed, books.applied, books.errors) == (66, 66, ())
 
 
+@pytest.mark.parametrize(
+    ("strategy", "servers", "how", "why"),
+    [
+        ("ssp", 1, "short", "where a gradient of shape"),
+        ("gssp:grouping=0/1", 2, "nan", "it has NaN or infinity in it"),
+    ],
+)
+def test_a_wrong_push_is_refused_with_the_reason_and_the_run_goes_on(
+    ranks: Ranks, strategy: str, servers: int, how: str, why: str
+) -> None:
+    outcome = ranks("train_pushing_wrong", 2 + servers, servers=servers, strategy=strategy, how=how)
+    discarded = [event for event in outcome.events if event["kind"] == "discard"]
+    assert [event["rank"] for event in discarded] == [1] and why in discarded[0]["reason"]
+    warned = [event["text"] for event in outcome.events if event["kind"] == "warning"]
+    assert any("A server has refused a push of rank 1" in text and why in text for text in warned)
+    assert_served(outcome, 2, EPOCHS * SAMPLES - discarded[0]["samples"])
+
+
 @pytest.mark.parametrize("victim", [0, 2, 4])
 @pytest.mark.parametrize("strategy", ["bsp", "ssp", "gssp:grouping=0-1/2"])
 def test_the_run_goes_on_without_a_killed_rank(ranks: Ranks, strategy: str, victim: int) -> None:

@@ -54,6 +54,25 @@ def test_all_ranks_hold_the_same_and_every_sample_is_used_once(ranks: Ranks, str
     assert outcome.facts[0]["applied"] == 2 * SAMPLES
 
 
+@pytest.mark.parametrize("strategy", ["all-reduce:compress=int8", "abs-sgd:compress=fp16", "balanced:compress=bf16"])
+def test_all_ranks_hold_the_same_when_gradients_are_rounded(ranks: Ranks, strategy: str) -> None:
+    outcome = ranks("train", 3, strategy=strategy, samples=SAMPLES, optimizer="momentum", slow={"1": 0.01})
+    assert outcome.seen == exactly_once(SAMPLES, 2)
+    assert_alike(outcome)
+    assert outcome.facts[0]["applied"] == 2 * SAMPLES, "counts are not rounded"
+    plain = ranks("train", 3, strategy=strategy.partition(":")[0], samples=SAMPLES, optimizer="momentum")
+    sent = [{event["bytes"] for event in each.events if event["kind"] == "join"} for each in (outcome, plain)]
+    assert max(sent[0]) < min(sent[1])
+
+
+def test_who_waits_for_a_round_says_so(ranks: Ranks) -> None:
+    """From that follows what was idle and what communication."""
+    outcome = ranks("train", 2, strategy="all-reduce", samples=SAMPLES, slow={"1": 0.01})
+    joined = {event["round"] for event in outcome.events if event["kind"] == "join"}
+    waited = {event["round"] for event in outcome.events if event["kind"] == "wait" and event["rank"] == 0}
+    assert waited and waited <= joined
+
+
 @pytest.mark.parametrize("strategy", TRIED)
 def test_ranks_that_never_get_a_sample_take_part(ranks: Ranks, strategy: str) -> None:
     outcome = ranks("train", 4, strategy=strategy, samples=4, micro_batch=4, epochs=1, slow={"0": 0.02})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.rules.batch_scaling import LARGEST_GAIN, RULES, scaled_batches
+from paceline.rules.batch_scaling import LARGEST_GAIN, RULES, at_full_size, scaled_batches
 
 BOUNDS = (64.0, 1024.0)
 cases = st.integers(1, 8).flatmap(
@@ -53,3 +53,11 @@ def test_whatever_beta_the_distances_shrink_at_every_merge(speeds: tuple[float, 
             spreads.append(max(updates) / min(updates) - 1)
             batches = scaled_batches("paper", batches, updates, beta, BOUNDS)
         assert all(after <= before for before, after in pairwise(spreads)) and spreads[-1] < 0.05
+
+
+@given(st.lists(st.floats(*BOUNDS), min_size=1, max_size=8))
+def test_at_full_size_proportions_stay_and_the_largest_is_the_bound(batches: list[float]) -> None:
+    raised = at_full_size(batches, BOUNDS[1])
+    assert max(raised) == pytest.approx(BOUNDS[1])
+    assert all(after >= before * (1 - 1e-12) for before, after in zip(batches, raised, strict=True))
+    assert [each * max(batches) for each in raised] == pytest.approx([each * max(raised) for each in batches])

@@ -85,6 +85,30 @@ def test_edges_are_kept_in_order(workers: int, data: st.DataObject) -> None:
     assert len(graph.components) == zeros, "one part for each eigenvalue that is zero"
 
 
+@given(st.sampled_from([name for name in NAMES if name != "torus"]), st.integers(1, 12), st.data())
+def test_no_loss_parts_those_who_are_left(name: str, workers: int, data: st.DataObject) -> None:
+    graph = named(name, workers)
+    here = sorted(data.draw(st.sets(st.integers(0, workers - 1), min_size=1)))
+    left = graph.among(here)
+    assert left.workers == len(here) and len(left.components) == 1
+    kept = {(here.index(one), here.index(other)) for one, other in graph.edges if one in here and other in here}
+    assert kept <= set(left.edges), "whoever had an edge keeps it"
+    if name == "complete":
+        assert left.is_complete
+    if name == "ring" and len(here) > 2:
+        assert set(left.degrees) == {2} and len(left.edges) == len(here), "a ring again"
+
+
+def test_a_graph_among_all_is_itself() -> None:
+    assert torus(12).among(range(12)) == torus(12)
+
+
+def test_neighbours_of_two_that_are_missing_are_joined() -> None:
+    """0-1-2-3-4 without 1 and 2, which stood in a row; and a centre of four without whom they are a ring."""
+    assert from_edges(5, [(0, 1), (1, 2), (2, 3), (3, 4)]).among((0, 3, 4)).edges == ((0, 1), (1, 2))
+    assert from_edges(5, [(0, 2), (1, 2), (3, 2), (4, 2)]).among((0, 1, 3, 4)).edges == ((0, 1), (0, 3), (1, 2), (2, 3))
+
+
 @pytest.mark.parametrize(
     ("workers", "edges", "said"),
     [

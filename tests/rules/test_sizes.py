@@ -56,6 +56,17 @@ def test_only_the_ratio_of_speeds_matters(whole: int, seconds: list[float]) -> N
         assert micro_batch_size(whole, rank, [1024 * each for each in seconds], 0.0) == size
 
 
+@given(micro_batches, clusters)
+def test_where_rounds_are_long_anyway_nothing_is_cut(whole: int, seconds: list[float]) -> None:
+    """A round of four micro-batches as long as the fastest's needs no shorter ones, which only cost more."""
+    for rank, each in enumerate(seconds):
+        fair = whole * min(seconds) / each
+        uncut = micro_batch_size(whole, rank, seconds, 0.0, in_a_round=ceil(LEAST_PART * fair))
+        assert uncut == ceil(whole / round(whole / max(1.0, fair)))
+        shorter = micro_batch_size(whole, rank, seconds, 0.0, in_a_round=ceil(LEAST_PART * fair) - 1)
+        assert shorter == micro_batch_size(whole, rank, seconds, 0.0)
+
+
 def test_who_is_alone_takes_what_the_user_set() -> None:
     assert micro_batch_size(32, 0, (1.0,), 0.0) == 32
 

@@ -14,7 +14,7 @@ from paceline.simulator.cluster import Cluster, Device
 from paceline.simulator.cluster_file import EXAMPLE, parse_cluster, read_cluster
 from paceline.simulator.faults import Partition, SlowDown
 from paceline.simulator.jitter import Constant, LogNormal, SlowDowns, Trace
-from paceline.simulator.network import Network
+from paceline.simulator.network import Network, Uplink
 from paceline.simulator.topology import Topology
 
 
@@ -138,3 +138,29 @@ def test_a_trace_is_found_beside_the_cluster_file(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(HEAD + '[[devices]]\njitter = {kind = "trace", file = "job.csv"}\n')
     assert read_cluster(file).devices[0].jitter == Trace(str(tmp_path / "job.csv"))
+
+
+HOSTS = """micro_batch_seconds = 0.02
+[[devices]]
+count = 3
+[network]
+latency = 0.001
+hosts = [0, 0, 1]
+[[network.uplinks]]
+latency = 0.005
+bandwidth = 125e6
+[[network.uplinks]]
+bandwidth = 12.5e6
+"""
+
+
+def test_hosts_with_links_of_their_own() -> None:
+    network = parse_cluster(HOSTS).network
+    assert network.uplinks == (Uplink(0.005, 125e6), Uplink(0.0, 12.5e6)) and network.hosts == (0, 0, 1)
+    for line, wrong in (
+        ("hosts = [0, 0, 1]", "hosts = [0, 0, 5]"),
+        ("hosts = [0, 0, 1]", 'hosts = "0"'),
+        ("bandwidth = 125e6", "rate = 125e6"),
+    ):
+        with pytest.raises(PacelineError, match=r"cluster\.toml, line \d+, key (hosts|rate)"):
+            parse_cluster(HOSTS.replace(line, wrong))

@@ -163,6 +163,17 @@ def test_micro_batches_by_speed_make_rounds_as_long_as_one_of_the_fastest(latenc
         assert set(sizes[8:]) == {size}, f"rank {rank}"
 
 
+def test_on_a_slow_network_micro_batches_are_not_cut() -> None:
+    """A round lasts six whole ones of the fastest anyway: shorter ones would only cost more, and nobody waits."""
+    run, events = timed(AbsSgd(), devices(MIXED, latency=1.0), seconds=400.0)
+    for rank, size in enumerate((32, 32, 16, 8)):
+        sizes = [event["samples"] for event in events if event["kind"] == "compute" and event["rank"] == rank]
+        third = len(sizes) // 3  # the first are cut as if the network were quick, the last ones are what is left
+        assert set(sizes[third:-third]) == {size}, f"rank {rank}"
+    assert max(lengths(events)[4:-2]) <= 6 * 1.0 + 1.0 + 1e-9
+    assert run.share_of_ideal > 0.85, "but for the end, when the last round travels"
+
+
 def test_fixed_micro_batches_make_rounds_as_long_as_one_of_the_slowest() -> None:
     _, events = timed(AbsSgd(micro_batches="fixed"), devices(MIXED))
     assert lengths(events)[1:-2] == pytest.approx([4.0] * len(lengths(events)[1:-2]))

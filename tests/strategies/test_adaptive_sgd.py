@@ -27,6 +27,7 @@ MIXED = Cluster.from_speeds(
     [1, 0.7, 0.25], micro_batch_seconds=1.0, jitter=LogNormal(0.3), network=Network(latency=0.1), seed=4
 )
 MEGA_BATCH = 100 * 1024
+NEARLY_ALIKE, FAR_APART = (1.0, 0.92, 0.85, 0.75), (1.0, 1.0, 0.5, 0.25)
 NEAR = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -76,6 +77,8 @@ def test_every_merge_is_the_equations(play: Play, options: str) -> None:
             gains = [min(1.5, 0.5 * batch / middle) for batch in batches]
             changed = [b + g * (u - middle) for b, g, u in zip(batches, gains, updates, strict=True)]
             batches = [min(max(batch, 1.0), 8.0) for batch in changed]
+            if not strategy.paper:
+                batches = [8.0 * batch / max(batches) for batch in batches]
             slowest = min(slowest, batches[2])
         torch.testing.assert_close(committed, merged, **NEAR)
     assert merges > 10 and slowest < 4
@@ -121,8 +124,9 @@ def test_all_samples_count_and_the_end_is_common(play: Play, text: str) -> None:
 def course(strategy: AdaptiveSgd, cluster: Cluster, merges: int) -> list[list[tuple[int, int]]]:
     """Of every merge and worker: how many updates it made, and of how many samples the last one was."""
     recorder, ranks = MemoryRecorder(), cluster.ranks
-    seconds = merges * 25 * ranks / cluster.micro_batches_per_second()
-    simulate(replace(strategy, mega_batch=MEGA_BATCH), cluster, micro_batch=1024, seconds=seconds, recorder=recorder)
+    strategy = strategy if strategy.mega_batch else replace(strategy, mega_batch=MEGA_BATCH)
+    seconds = merges * strategy.mega_batch / 1024 / cluster.micro_batches_per_second()
+    simulate(strategy, cluster, micro_batch=1024, seconds=seconds, recorder=recorder)
     made: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
     updates, batches = [0] * ranks, [0] * ranks
     for event in recorder.events:
@@ -155,22 +159,37 @@ def test_equal_workers_make_equal_updates_and_keep_their_batches() -> None:
 
 
 @pytest.mark.parametrize("rule", ["paper", "release"])
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("speeds", [(1.0, 0.92, 0.85, 0.75), (1.0, 1.0, 0.5, 0.25)])
-def test_batches_settle_in_proportion_to_speed(speeds: tuple[float, ...], rule: str, overlap: bool) -> None:
-    merges = course(AdaptiveSgd(rule=rule, overlap=overlap), devices(*speeds), 60)
+@pytest.mark.parametrize("speeds", [NEARLY_ALIKE, FAR_APART])
+def test_batches_settle_in_proportion_to_speed(speeds: tuple[float, ...], rule: str) -> None:
+    merges = course(AdaptiveSgd(rule=rule), devices(*speeds), 60)
     assert apart(merges[0]) > 0.2
-    for merge in merges[-15:]:  # with overlap a model leaves a moment after its updates were counted
-        assert apart(merge) < (0.08 if overlap else 0.05)
-    assert apart(added_up(merges[-15:])) < 0.02, "one update more or less at a merge averages out"
+    assert all(apart(merge) < 0.05 for merge in merges[30:])
+    assert all(apart(merge) == 0 for merge in merges[-15:]), "whoever waits for a merge begins it with the others"
     for (_, batch), speed in zip(merges[-1], speeds, strict=True):
         assert batch == pytest.approx(1024 * speed, rel=0.06)
 
 
-@pytest.mark.parametrize(("overlap", "tolerance"), [(False, 0.04), (True, 0.01)])
-def test_with_a_beta_of_sixteen_it_is_what_was_computed_beforehand(overlap: bool, tolerance: float) -> None:
-    """Where nobody waits, counts of updates are whole numbers of another place at each merge, and average out."""
-    last = course(AdaptiveSgd(beta=16.0, overlap=overlap), devices(1.0, 0.92, 0.85, 0.75), 60)[-15:]
+@pytest.mark.parametrize("rule", ["paper", "release"])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("speeds", [NEARLY_ALIKE, FAR_APART])
+def test_where_nobody_waits_counts_are_whole_numbers_of_another_place_each_time(
+    speeds: tuple[float, ...], times: int, rule: str
+) -> None:
+    """They differ by two at most, whatever the mega-batch: of 28 that is 7 %, of 57 less than 4 %."""
+    strategy = AdaptiveSgd(rule=rule, overlap=True, mega_batch=times * MEGA_BATCH)
+    merges = course(strategy, devices(*speeds), 60)
+    assert apart(merges[0]) > 0.2
+    for merge in merges[30:]:
+        assert max(each for each, _ in merge) - min(each for each, _ in merge) <= 2
+        assert apart(merge) < (0.08 if times == 1 else 0.05)
+    assert apart(added_up(merges[-15:])) < 0.03, "one update more or less at a merge averages out"
+    for (_, batch), speed in zip(merges[-1], speeds, strict=True):
+        assert batch == pytest.approx(1024 * speed, rel=0.06)
+
+
+@pytest.mark.parametrize(("options", "tolerance"), [({"paper": True}, 0.04), ({}, 0.04), ({"overlap": True}, 0.03)])
+def test_with_a_beta_of_sixteen_it_is_what_was_computed_beforehand(options: dict[str, bool], tolerance: float) -> None:
+    last = course(AdaptiveSgd(beta=16.0, **options), devices(*NEARLY_ALIKE), 60)[-15:]
     means = [sum(merge[rank][1] for merge in last) / len(last) for rank in range(4)]
     assert means == pytest.approx([1012, 935, 866, 762], rel=tolerance)
     for merge in last:
@@ -178,15 +197,40 @@ def test_with_a_beta_of_sixteen_it_is_what_was_computed_beforehand(overlap: bool
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_they_settle_again_after_a_worker_has_become_slower(overlap: bool) -> None:
-    start = 20 * 100 / 4
-    cluster = replace(devices(1, 1, 1, 1), faults=(SlowDown(rank=2, at=start, factor=2.0),))
-    merges = course(AdaptiveSgd(overlap=overlap), cluster, 60)
-    assert apart(merges[10]) < 0.05 and all(batch == 1024 for _, batch in merges[10])
-    assert max(apart(merge) for merge in merges[18:25]) > 0.5
-    assert all(apart(merge) < (0.08 if overlap else 0.05) for merge in merges[-10:])
-    assert apart(added_up(merges[-10:])) < 0.02
-    assert [batch for _, batch in merges[-1]] == pytest.approx([1024, 1024, 512, 1024], rel=0.05)
+@pytest.mark.parametrize(("speeds", "rank"), [((1.0, 1.0, 1.0, 1.0), 2), (NEARLY_ALIKE, 1), (FAR_APART, 2)])
+def test_they_settle_again_when_a_worker_gets_slower_and_once_more_when_it_is_itself_again(
+    speeds: tuple[float, ...], rank: int, overlap: bool
+) -> None:
+    mega_batch = 2 * MEGA_BATCH if overlap else MEGA_BATCH
+    one = mega_batch / 1024 / sum(speeds)  # seconds of a merge
+    fault = SlowDown(rank=rank, at=30 * one, factor=2.0, duration=40 * one)
+    merges = course(
+        AdaptiveSgd(overlap=overlap, mega_batch=mega_batch), replace(devices(*speeds), faults=(fault,)), 110
+    )
+    shaken = [number for number, merge in enumerate(merges) if number > 20 and apart(merge) > 0.3]
+    slower = shaken[0]
+    itself = next(number for number in shaken if number > slower + 15)
+    assert slower == pytest.approx(30, abs=2) and max(shaken) < itself + 8 < len(merges) - 20
+    for number, speeds_until_then in (
+        (slower, speeds),
+        (itself, [speed / 2 if each == rank else speed for each, speed in enumerate(speeds)]),
+        (len(merges), speeds),
+    ):
+        settled = merges[number - 8 : number - 1]
+        assert all(apart(merge) < 0.05 for merge in settled)
+        for (_, batch), speed in zip(settled[-1], speeds_until_then, strict=True):
+            assert batch == pytest.approx(1024 * speed, rel=0.06)
+
+
+def test_only_as_published_does_every_change_of_speeds_leave_smaller_batches() -> None:
+    """Any multiple of the speeds makes updates equal. The largest batch is never exceeded, and so what shrinks in a
+    change of speeds does not come back by itself."""
+    faults = tuple(SlowDown(rank=2, at=500.0 * (1 + 2 * n), factor=2.0, duration=500.0) for n in range(2))
+    cluster = replace(devices(1, 1, 1, 1), faults=faults)
+    ours, published = (course(AdaptiveSgd(paper=paper), cluster, 110)[-1] for paper in (False, True))
+    assert [batch for _, batch in ours] == pytest.approx([1024] * 4, rel=0.05)
+    assert max(batch for _, batch in published) < 0.85 * 1024
+    assert apart(ours) < 0.05 and apart(published) < 0.05
 
 
 # ---- the norm

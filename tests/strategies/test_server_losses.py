@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from paceline.backends.simulated import simulate
 from paceline.errors import PacelineError
 from paceline.record import Event, MemoryRecorder
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.faults import Crash
+from paceline.simulator.faults import Crash, Leave
 from paceline.simulator.jitter import LogNormal
 from paceline.simulator.network import Network
 from paceline.strategies import create
@@ -46,7 +47,7 @@ class Course:
         text: str,
         speeds: list[float],
         servers: int,
-        crashes: list[Crash],
+        crashes: Sequence[Crash | Leave],
         seed: int = 0,
         epochs: int = EPOCHS,
     ) -> None:
@@ -157,3 +158,24 @@ def test_without_its_only_server_a_run_ends_by_name() -> None:
         Course("ssp", [1.0], servers=1, crashes=[Crash(at=0.2, rank=0)])
     with pytest.raises(PacelineError, match="needs a group of servers that is whole"):
         Course("gssp:exchange=global", [1.0, 1.0], servers=3, crashes=[Crash(at=0.2, rank=4)])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_worker_may_leave_at_any_time(text: str) -> None:
+    """What it has pushed is used, what a compressor has kept back is pushed, and the others wait for it no more."""
+    for seed in range(6):
+        draw = random.Random(f"leave {text} {seed}")
+        workers = draw.randint(2, 4)
+        speeds = [draw.choice([1.0, 0.5, 0.25]) for _ in range(workers)]
+        leaves = [
+            Leave(at=draw.uniform(0, SECONDS / 2), rank=rank) for rank in draw.sample(range(workers), workers - 1)
+        ]
+        course = Course(text, speeds, create(text).servers_for(workers), leaves, seed)
+        course.check()
+        assert account(course.events).applied == EPOCHS * SAMPLES
+        assert not [event for event in course.events if event["kind"] == "discard"]
+
+
+def test_a_server_cannot_leave() -> None:
+    with pytest.raises(PacelineError, match="Rank 2 cannot leave: the strategy bsp needs it"):
+        Course("bsp", [1.0, 1.0], 1, [Leave(at=0.1, rank=2)])

@@ -236,12 +236,12 @@ BROKEN: dict[str, tuple[Callable[[Tensor], list[Tensor]], str]] = {
 
 
 @contextmanager
-def broken(make: Callable[[Tensor], list[Tensor]], worker: int, push: int | None = None) -> Iterator[None]:
-    """One push of one worker, or all of them, go wrong on their way."""
+def broken(make: Callable[[Tensor], list[Tensor]], worker: int, what: str = "push") -> Iterator[None]:
+    """Messages of one worker that begin so go wrong on their way."""
     send = SimulatedNode.send
 
     def instead(node: SimulatedNode, to: int, kind: str, *tensors: Tensor) -> None:
-        if node.rank == worker and kind.startswith("push" if push is None else f"push {push} "):
+        if node.rank == worker and kind.startswith(what):
             tensors = tuple(make(tensors[0]))
         send(node, to, kind, *tensors)
 
@@ -254,7 +254,7 @@ def broken(make: Callable[[Tensor], list[Tensor]], worker: int, push: int | None
 @pytest.mark.parametrize("text", ["ssp", "bsp", "gssp:grouping=0-1/2-3"])
 def test_a_push_that_cannot_be_is_refused_with_the_reason(play: Play, text: str, how: str) -> None:
     strategy, (make, why) = create(text), BROKEN[how]
-    with broken(make, worker=1, push=3):
+    with broken(make, worker=1, what="push 3 "):
         played = play(strategy, served(strategy.servers_for(4)), samples=195, pieces=2)
     whole_round = text == "bsp" and how == "NaN"  # it is found when the round's pushes have been added up
     events = played.of_kind("discard")
@@ -275,3 +275,15 @@ def test_a_worker_learns_of_every_refusal_also_of_its_last_push(play: Play, name
     with broken(make, worker=1):
         played = play(create(f"{name}:overlap={overlap}"), served(1), samples=195)
     assert_books(played, sum(len(indices) for indices, _ in played.micro_batches[1]))
+
+
+@pytest.mark.parametrize("how", ["too short", "NaN"])
+def test_what_was_kept_back_is_refused_if_it_cannot_be(play: Play, how: str) -> None:
+    make, why = BROKEN[how]
+    with broken(make, worker=1, what="rest"):
+        played = play(create("ssp:compress=top-k:ratio=0.5"), served(1), samples=195)
+    warnings = [event["text"] for event in played.of_kind("warning", 4)]
+    assert warnings and all(
+        re.search(f"rank 1 had kept back of its gradients was refused: .*{why}", t) for t in warnings
+    )
+    assert_books(played, 0)

@@ -19,6 +19,7 @@ class Method:
         module: what a session starts.
         everywhere: whether it races on all clusters, or only on the static one.
         at_once: whether it starts so slowly that one session shall race on all the other clusters.
+        alone: whether it needs so much of the processors that races at the same time would disturb each other.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Method:
     module: str = RANKS
     everywhere: bool = True
     at_once: bool = False
+    alone: bool = False
 
 
 METHODS = (
@@ -60,14 +62,16 @@ METHODS = (
         "peer",
         "hivemind.Optimizer, steps over 16 micro-batches, matchmaking_time=1, request_timeout=0.5, groups of four",
         "hivemind",
+        alone=True,
     ),
     Method(
         "hivemind-delayed",
         "peer",
         "the same with delay_grad_averaging and delay_optimizer_step",
         "hivemind",
+        alone=True,
     ),
-    Method("hivemind-local", "peer", "the same with use_local_updates", "hivemind"),
+    Method("hivemind-local", "peer", "the same with use_local_updates", "hivemind", alone=True),
     Method(
         "ray-ddp",
         "peer",

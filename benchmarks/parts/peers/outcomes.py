@@ -19,7 +19,7 @@ from parts.peers.course import WORKERS, Race, paces
 TARGET = 0.95
 EARLIER = 0.9  # on the steep part of the curves, where chance counts for less
 TUNED_ON = "static"
-MOST_OVERSLEPT = 0.002  # seconds; races whose sleeps ended later on average were disturbed too much to count
+MOST_OVERSLEPT = 0.001  # seconds; races whose sleeps ended later on average were disturbed too much to count
 SMOOTHED = 3  # snapshots whose mean must reach the target
 FINALISTS = 2  # settings that are tried with all seeds
 EQUAL_SAMPLES = 2_000
@@ -61,10 +61,12 @@ class Outcome:
 
     @cached_property
     def smoothed(self) -> list[tuple[float, int, float]]:
-        points = self.curve
+        """Means of some snapshots in a row, as of the middle one: some methods have a model of the run every tenth of a
+        second, others only every second, and these would have to wait longer for their last one."""
+        points, half = self.curve, SMOOTHED // 2
         return [
-            (*points[last][:2], statistics.fmean(each[2] for each in points[last - SMOOTHED + 1 : last + 1]))
-            for last in range(SMOOTHED - 1, len(points))
+            (*points[middle][:2], statistics.fmean(each[2] for each in points[middle - half : middle + half + 1]))
+            for middle in range(half, len(points) - half)
         ]
 
     def time_to(self, target: float) -> float | None:
@@ -184,13 +186,14 @@ class Book:
 
     def best(self, method: str) -> Race | None:
         """The method's best settings: those whose median time to the target was the shortest on the static cluster, of
-        all that were tried with as many seeds as any others."""
+        all that were tried with enough seeds, or while there are none, with as many as any others."""
         tried: dict[tuple[int, float, float], list[Outcome]] = {}
         for race, each in self.outcomes.items():
             if race.method == method and race.cluster == TUNED_ON and not each.disturbed:
                 tried.setdefault((race.micro_batch, race.lr, race.seconds), []).append(each)
         most = max(map(len, tried.values()), default=0)
-        complete = [found for found in tried.values() if len(found) == most]
+        enough = min(most, self.about.get("seeds", most))
+        complete = [found for found in tried.values() if len(found) >= enough]
         return min(complete, key=quality)[0].race if complete else None
 
     def finalists(self, settings: Sequence[Race]) -> list[Race]:

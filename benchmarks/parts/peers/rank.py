@@ -22,7 +22,7 @@ from paceline.race.worker import heedful_sleep, train
 from paceline.run.run import Run
 from paceline.workloads.workload import Workload
 from parts.peers.course import PacedDevice, Race, cluster_of, load_workload, paces
-from parts.peers.lane import LAUNCHED, TRACES, Lane, bytes_on_loopback, say_over
+from parts.peers.lane import LAUNCHED, TRACES, Lane, bytes_on_loopback, race_on, say_over
 from parts.ranks import own_control_plane
 
 LOOPS = {
@@ -67,6 +67,7 @@ def paceline(races: list[Race], workload: Workload, folder: Path) -> None:
         made: list[PacedDevice] = []
 
         def note(first: dict[str, float] = first) -> None:
+            race_on()
             first.update(bytes=bytes_on_loopback(), start_up=time.time() - float(os.environ[LAUNCHED]))
 
         def device(

@@ -30,8 +30,8 @@ SHORT = {
     "straggler": "straggler",
     "traces": "recorded",
 }
-IN_README = ("ddp", "ddp-balanced", "post-local-sgd", "accelerate-local-sgd", "torchft-local-sgd", "hivemind-local")
-IN_README += ("ray-ddp", "local-sgd:by_speed", "abs-sgd")
+IN_README = ("ddp", "ddp-balanced", "post-local-sgd", "accelerate-local-sgd", "torchft-local-sgd", "torchft-diloco")
+IN_README += ("hivemind-local", "ray-ddp", "local-sgd:by_speed", "abs-sgd")
 BEGIN, END = "<!-- peers: made by scripts/bench peers --tables -->", "<!-- /peers -->"
 WORDS = {"peer": "as documented", "by hand": "by hand", "paceline": "Paceline"}
 
@@ -40,7 +40,7 @@ Cell = Callable[[Sequence[Outcome]], str]
 
 def newest() -> Path:
     """The latest dated file."""
-    return max(RESULTS.glob("*.jsonl"))
+    return max(RESULTS.glob("*.jsonl"), default=RESULTS / "none.jsonl")
 
 
 def raced(book: Book) -> list[Method]:
@@ -137,7 +137,8 @@ def report(book: Book) -> str:
     counted = [each for each in book.outcomes.values() if not each.disturbed]
     loads = [each.load for each in counted]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    seeds = max((len(book.at_best(method.name, "static")) for method in methods), default=0)
+    tried = sorted({len(book.at_best(method.name, "static")) for method in methods} or {0})
+    seeds = f"{tried[0]} seeds" if len(tried) == 1 else f"{tried[0]} to {tried[-1]} seeds (see the last table)"
     lines = [
         f"# Paceline and what people use today, {about['date']}",
         "",
@@ -145,14 +146,14 @@ def report(book: Book) -> str:
         f"{len(book.outcomes) - len(counted)} of {len(book.outcomes)} races do not count: their sleeps ended more than "
         f"{1000 * MOST_OVERSLEPT:g} ms late on average, because others had the processors.",
         "",
-        f"Races of {_longest(book):.0f} s on real processes; medians of {seeds} seeds, least and most in brackets. "
+        f"Races of {_longest(book):.0f} s on real processes; medians of {seeds}, least and most in brackets. "
         "Made from the lines of the file of the same name by `scripts/bench peers --tables`.",
         "",
         *(f"- {SHORT[name]}: {CLUSTERS[name]}" for name in clusters_of(book)),
         "",
         f"## Seconds to a held-out accuracy of {TARGET}",
         "",
-        f"The mean of {SMOOTHED} snapshots in a row must reach it.",
+        f"The mean of {SMOOTHED} snapshots in a row must reach it; the time is that of the middle one.",
         "",
         *table(book, methods, time_cell(book)),
         "",
@@ -161,7 +162,7 @@ def report(book: Book) -> str:
         *factors(book),
         "",
         *measures(book, methods),
-        "## Settings, and seconds from launch to the first micro-batch",
+        "## Settings, seeds on the static cluster, and seconds from launch to the first micro-batch",
         "",
         *settings(book, methods),
         *not_run(book),
@@ -218,12 +219,28 @@ def not_run(book: Book) -> list[str]:
     missing = [method.name for method in METHODS if method.name not in done]
     if not missing:
         return []
-    why = "there are not enough races yet that were not disturbed"
-    return ["", "## Not in the tables", "", *(f"- `{name}`: {book.failures.get(name, why)}" for name in missing)]
+    lines = [f"- `{name}`: {book.failures.get(name) or _too_few(book, name)}" for name in missing]
+    return ["", "## Not in the tables", "", *lines]
+
+
+def _too_few(book: Book, name: str) -> str:
+    """What there is of a method that has not enough races that count."""
+    found = [each for race, each in book.outcomes.items() if race.method == name]
+    if not found:
+        return "it was not raced this time"
+    late = sorted(1000 * each.overslept for each in found)
+    final = sorted(each.final for each in found)
+    reached = sum(each.time_to_target is not None for each in found)
+    disturbed = sum(each.disturbed for each in found)
+    return (
+        f"too few races count. Of {len(found)}, {disturbed} had sleeps that ended too late, "
+        f"{late[0]:.1f} to {late[-1]:.1f} ms on average; {reached} reached the target, accuracy in the end was "
+        f"{final[0]:.3f} to {final[-1]:.3f}"
+    )
 
 
 def settings(book: Book, methods: Sequence[Method]) -> list[str]:
-    lines = ["| method | set up | micro-batch | rate | start-up |", "|---|---|---:|---:|---:|"]
+    lines = ["| method | set up | micro-batch | rate | seeds | start-up |", "|---|---|---:|---:|---:|---:|"]
     for method in methods:
         best = book.best(method.name)
         assert best is not None
@@ -233,7 +250,10 @@ def settings(book: Book, methods: Sequence[Method]) -> list[str]:
             if race.method == method.name and each.start_up is not None
         ]
         start = f"{min(starts):.1f}" if starts else "–"
-        lines.append(f"| `{method.name}` | {method.configuration} | {best.micro_batch} | {best.lr:g} | {start} |")
+        seeds = len(book.at_best(method.name, TUNED_ON))
+        lines.append(
+            f"| `{method.name}` | {method.configuration} | {best.micro_batch} | {best.lr:g} | {seeds} | {start} |"
+        )
     return lines
 
 

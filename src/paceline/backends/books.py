@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from paceline.backends.rounds import RoundTotal
 
@@ -49,6 +50,10 @@ class Books:
         self.progress[worker] = max(self.progress[worker], handed_in)
         self.applied += samples
 
+    def hear(self, rank: int, settled: int) -> None:
+        """What has come from a rank that steps alone is the result of its first so many samples."""
+        self.progress[rank] = max(self.progress[rank], settled)
+
     def settled_since(self, ranks: Iterable[int]) -> dict[int, int]:
         """What these ranks have settled since the last round of all, as far as this rank knows."""
         return {rank: self.progress[rank] - self._common[rank] for rank in ranks}
@@ -62,14 +67,27 @@ class Books:
         return alone + settled, alone, dropped
 
     def round_applied(self, settled: Sequence[int], total: RoundTotal) -> None:
-        """A round of all is applied; `settled`: what is new to this rank."""
-        before = self._common if self._serves else self.progress
-        self.progress = [known + more for known, more in zip(before, settled, strict=True)]
-        self._common = list(self.progress)
+        """A round of all is applied; `settled`: since the last one, and of this rank itself what is new to it."""
+        if not self._serves:
+            self._common[self._rank] = self.progress[self._rank]
+        self._common = [known + more for known, more in zip(self._common, settled, strict=True)]
+        known = self._common if self._serves else self.progress  # of a lost rank more than others may have heard
+        self.progress = [max(each) for each in zip(self._common, known, strict=True)]
         self._dropped += total.dropped
         self.applied += sum(count for _, count, _ in total.parts)
         if total.of_models:  # steps alone have guessed
-            self.applied = self.resumed + sum(self.progress) - self._dropped
+            self.applied = self.resumed + sum(self._common) - self._dropped
+
+    def state(self) -> dict[str, Any]:
+        """What all ranks know alike after a round of all."""
+        counts = {"applied": self.applied, "resumed": self.resumed, "furthest": self._furthest}
+        return {"progress": list(self._common), "dropped": self._dropped, **counts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`, for a newcomer."""
+        self.progress, self._common = list(state["progress"]), list(state["progress"])
+        self.applied, self.resumed = state["applied"], state["resumed"]
+        self._furthest, self._dropped = state["furthest"], state["dropped"]
 
     def advance(self, samples: int) -> tuple[int, int]:
         """The parameters are the result of so many samples: from where to where schedules go, which never go back."""

@@ -24,10 +24,12 @@ from torch._C import _distributed_c10d as c10d  # torch.distributed has no types
 
 from paceline.backends.agreement import Gift, Standing, gifts
 from paceline.backends.driver import NAMING_SECONDS, WaitableWork
+from paceline.backends.flat import Brought
 from paceline.backends.lane import SUM, Care, Flight, Lane
 from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
 from paceline.backends.peers import Peers
+from paceline.backends.rounded_work import RoundedTrip
 from paceline.control.keys import GENERATION
 from paceline.errors import PacelineError
 
@@ -52,17 +54,21 @@ class Collectives:
         device: `cuda` uses NCCL, everything else gloo.
         host: this machine's address for the other ranks; nothing need listen on others. gloo's own default would be
             the address of the machine's name, and the loopback where that has none.
+        joins: whether this rank joins a running training; see `enter`.
     """
 
-    def __init__(self, peers: Peers, rank: int, world_size: int, device: torch.device, host: str) -> None:
+    def __init__(
+        self, peers: Peers, rank: int, world_size: int, device: torch.device, host: str, joins: bool = False
+    ) -> None:
         self.rank, self.device = rank, device
-        self._peers, self._host = peers, host
-        self.ranks: Sequence[int] = list(range(world_size))
+        self._peers, self._host, self._slots = peers, host, range(world_size)
+        self.ranks: Sequence[int] = list(self._slots)
         self.generation = peers.membership().generation
         self.on_mended: Callable[[int], None] = lambda generation: None
         """Called with the generation when those who are left have agreed."""
         self._rounds, self._merges = Lane("rounds"), Lane("merges")
-        self._rounds.group, self._rounds.ranks = self._build("rounds"), self.ranks
+        if not joins:
+            self._rounds.group, self._rounds.ranks = self._build("rounds"), self.ranks
         self._last_merge: MergeWork[Any] | None = None
 
     # ---- starting
@@ -73,6 +79,23 @@ class Collectives:
         """Start to add the tensor over all ranks, in place; `then` makes the result."""
         flight = self._rounds.start(tensor, care, SUM, round_number)
         return CollectiveWork(self, self._rounds, flight, then, name)
+
+    def add_up_rounded(
+        self, brought: Brought, then: Callable[[], T], name: str, round_number: int | None = None
+    ) -> CollectiveWork[T]:
+        """The same with gradients that travel as codes, in the group of merges: a round has several steps, and no other
+        collective may come between them."""
+        lane = self._merges
+        trip = RoundedTrip(brought.flat, self.rank, lambda: lane.closed)
+
+        def is_there() -> None:
+            trip.is_there()
+            brought.is_there()
+
+        self._form(lane)
+        care = Care(brought.again, is_there, brought.let_go)
+        flight = lane.start(brought.flat.whole, care, trip, round_number)
+        return CollectiveWork(self, lane, flight, then, name)
 
     def merge(self, movement: Movement, then: Callable[[], T], name: str, round_number: int | None) -> MergeWork[T]:
         """Start to merge all ranks' models, in place, while this rank goes on."""
@@ -154,7 +177,7 @@ class Collectives:
                 stack.enter_context(lane.lock)
             while True:
                 generation, lost, left = self._peers.membership()
-                here = [rank for rank in self.ranks if rank not in lost | left]
+                here = [rank for rank in self._slots if rank not in lost | left]
                 try:
                     self._agree(generation, here, lanes)
                     break
@@ -239,6 +262,30 @@ class Collectives:
                 ) from error
             self._peers.check(0.02)
 
+    # ---- newcomers
+
+    def meet_to_admit(self) -> None:
+        """All who take part together, between two rounds: from now on all hold whatever was started."""
+        for lane in (self._rounds, self._merges):
+            lane.drain(self.look_around)
+        self.sum_now(torch.zeros(1, device=self.device), "The meeting before newcomers take part")
+
+    @property
+    def started(self) -> list[int]:
+        """How many collectives of each kind were started: what a newcomer must know."""
+        return [self._rounds.started, self._merges.started]
+
+    def go_on_with(self, generation: int) -> None:
+        """After that meeting: form groups with the newcomers who take part from this generation on."""
+        if self.generation < generation:  # else somebody was lost meanwhile, and they are in it by now
+            self._mend()
+
+    def enter(self, started: list[int]) -> None:
+        """A newcomer takes part from now on, as if it had been at the meeting."""
+        self._rounds.enter(started[0], torch.zeros(1, device=self.device))
+        self._merges.enter(started[1], None)
+        self._mend()
+
     # ---- groups
 
     def _build(self, lane: str) -> Any:
@@ -305,11 +352,10 @@ class MissingRootError(PacelineError):
 class CollectiveWork(WaitableWork[T]):
     """One collective in flight."""
 
-    round_number: int | None = None  # of those that carry a round's gradients
-
     def __init__(self, collectives: Collectives, lane: Lane, flight: Flight, then: Callable[[], T], name: str) -> None:
         self._collectives, self._lane, self.flight = collectives, lane, flight
         self._then, self.name = then, name
+        self.round_number = flight.round_number  # of those that carry a round's gradients
         self._result: T | None = None
 
     @property

@@ -13,7 +13,7 @@ from paceline.node import NEXT_GRADIENT, Gradient, Node, Work
 from paceline.strategies.strategy import Strategy
 
 T = TypeVar("T")
-LOOK_AROUND_SECONDS = 0.25  # how soon a rank that waits notices that another is lost
+LOOK_AROUND_SECONDS = 0.05  # how soon a rank that waits notices that another is lost
 NAMING_SECONDS = 3.0  # a broken socket is seen at once; who broke it is known a little later
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from paceline.backends.replica import Replica
+    from paceline.rules.rounding import Codes, Rounded
 
 TRAILER = 5  # count of samples, number of ranks with data left, squared norm of the sum, squared count, weight
 WORKING, WEIGHT = 1, TRAILER - 1
@@ -56,10 +57,13 @@ class FlatSum:
 
     __slots__ = (
         "_parameters",
+        "codes",
         "given_back",
         "held",
+        "kept",
         "known_norm",
         "origin",
+        "rounding",
         "sums",
         "trailer",
         "views",
@@ -71,6 +75,9 @@ class FlatSum:
         self.whole = whole
         self.known_norm: float | None = None
         self.weight: float | None = None  # of a model; None for as much as it has samples
+        self.codes: Codes | None = None  # as what the sums travel, if not as they are; the trailer always does
+        self.rounding: Rounded | None = None  # who has made them
+        self.kept: Tensor | None = None  # what that one keeps of its part of the sum, if it counts
         self.origin: Callable[[FlatSum], None] | None = None
         """Writes the same sums once more, as long as something else holds them too."""
         self.held = self.given_back = False  # another rank may need it as it is; this one has no more use for it
@@ -106,10 +113,14 @@ class FlatSum:
         self.whole.zero_()
         self.weight, self.origin = 0.0, _leave_empty
 
+    def round(self, rounding: Rounded) -> None:
+        """Its sums travel as codes. These can be brought again as they are, and the memory is free for the result."""
+        self.codes, self.rounding, self.origin = rounding.push(self.sums), rounding, _leave_as_it_is
+
     @property
     def nbytes(self) -> int:
         """What it weighs on its way."""
-        return self.whole.nbytes
+        return self.whole.nbytes if self.rounding is None else self.rounding.nbytes + self.trailer.nbytes
 
     def tensor(self) -> Tensor:
         return self.sums
@@ -117,6 +128,10 @@ class FlatSum:
 
 def _leave_empty(flat: FlatSum) -> None:
     flat.whole.zero_()
+
+
+def _leave_as_it_is(flat: FlatSum) -> None:
+    """Whatever is in it will be overwritten."""
 
 
 class Brought:

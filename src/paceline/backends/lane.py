@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # torch.distributed has no types for what it exports from here
@@ -20,6 +20,7 @@ from paceline.backends.agreement import Standing
 
 SUM: Final = c10d.ReduceOp.SUM
 MAX: Final = c10d.ReduceOp.MAX
+DRAIN_SECONDS = 0.05  # between two looks around
 
 
 def nothing() -> None:
@@ -42,6 +43,19 @@ class Care:
     let_go: Callable[[], None] = nothing
 
 
+def start_adding(tensor: Tensor, group: Any, way: Any = SUM) -> Any:
+    adding = c10d.AllreduceOptions()
+    adding.reduceOp = c10d.ReduceOp(way)
+    return group.allreduce([tensor], adding)
+
+
+class Trip(Protocol):
+    """A collective of several steps."""
+
+    def begin(self, tensor: Tensor, group: Any, ranks: Sequence[int]) -> Any:
+        """Start it; what comes back is polled and waited for as a work of torch's. `tensor` gets the result."""
+
+
 class Flight:
     """One collective, from its start until nobody can need its result any more.
 
@@ -51,7 +65,7 @@ class Flight:
             the same program: who has the result of this one knows that the others have consumed all before the floor.
         tensor: what this rank brings; the result when it is there.
         care: for its memory.
-        way: `SUM` or `MAX` over all ranks, or the rank whose tensor all get.
+        way: `SUM` or `MAX` over all ranks, the rank whose tensor all get, or a `Trip`.
     """
 
     round_number: int | None = None  # of the one that decides whether a round counts
@@ -68,10 +82,10 @@ class Flight:
                 giving = c10d.BroadcastOptions()
                 giving.rootRank = ranks.index(self.way)
                 self._work = group.broadcast([self.tensor], giving)
+            elif isinstance(self.way, c10d.ReduceOp.RedOpType):
+                self._work = start_adding(self.tensor, group, self.way)
             else:
-                adding = c10d.AllreduceOptions()
-                adding.reduceOp = c10d.ReduceOp(self.way)
-                self._work = group.allreduce([self.tensor], adding)
+                self._work = self.way.begin(self.tensor, group, ranks)
         except RuntimeError:  # the group is broken already
             self.failed = True
 
@@ -125,6 +139,7 @@ class Lane:
 
     def start(self, tensor: Tensor, care: Care, way: Any = SUM, round_number: int | None = None) -> Flight:
         """The next one. While the lane has no group it waits for one."""
+        assert tensor.numel(), "gloo ends an empty collective on a rank before the others have started it"
         with self.lock:
             unconsumed = [number for number, flight in self._flights.items() if not flight.consumed]
             flight = Flight(self.started, min([self.started, *unconsumed]), tensor, care, way)
@@ -134,6 +149,20 @@ class Lane:
             if self.group is not None:
                 flight.launch(self.group, self.ranks)
             return flight
+
+    def enter(self, started: int, last: Tensor | None) -> None:
+        """A newcomer: the others have started so many, and hold them all. `last`: the result of the last of them."""
+        self.started = started
+        if last is not None:
+            flight = Flight(started - 1, started - 1, last, Care(), SUM)
+            flight.held = flight.consumed = True
+            self._flights[flight.number] = flight
+
+    def drain(self, look_around: Callable[[], None]) -> None:
+        """Until all that was started has arrived."""
+        while lacking := self._lacking():
+            if not self.arrived(self._flights[lacking[0]], DRAIN_SECONDS):
+                look_around()
 
     def arrived(self, flight: Flight, seconds: float = 0.0) -> bool:
         """Whether its result is there, after so long at most. A flight that has failed is not waited for."""

@@ -8,12 +8,13 @@ runs, or an endless one that keeps no books.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.control.ledger import Ledger
 from paceline.node import Gradient, Share, Values
+from paceline.rules.codes import code_bytes
 from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
 
@@ -92,8 +93,14 @@ class Learner(Protocol):
     def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """What a message carries: the sender may change its tensors the moment after."""
 
+    def take_over(self, other: Any) -> None:
+        """Become what the learner of another rank is, after a round that all ranks have."""
+
     def leaked(self) -> str:
         """The mode that the coroutine has left switched on while it waits; '' when all is well."""
+
+    def sending_as(self, code: str) -> Learner:
+        """The same, whose gradients travel in that code; see `rules.codes`."""
 
     def watched_by(self, watch: Watch) -> None:
         """Who tells the user what the learner alone can see."""
@@ -140,7 +147,8 @@ class TimingLearner:
     """Counts samples and computes nothing. It has no state: one may serve all ranks.
 
     Args:
-        nbytes: what one contribution weighs in the network; a million float32 parameters by default.
+        nbytes: what one contribution weighs; a million float32 parameters by default.
+        code: in which it travels.
     """
 
     nbytes: int = 4_000_000
@@ -148,6 +156,10 @@ class TimingLearner:
     divisible: bool = True
     epoch: int = 0
     noise: NoiseScale = field(default_factory=NoiseScale)
+    code: str = "none"
+
+    def sending_as(self, code: str) -> TimingLearner:
+        return self if code == self.code else replace(self, code=code)
 
     @cached_property
     def parameters(self) -> Tensor:
@@ -178,7 +190,7 @@ class TimingLearner:
         return None
 
     def travelling(self, contributions: Sequence[Any]) -> int:
-        return self.nbytes
+        return self.nbytes if self.code == "none" else code_bytes(self.code, self.nbytes // BYTES)
 
     def share(self, share: Share) -> None:
         return None
@@ -199,6 +211,9 @@ class TimingLearner:
 
     def copies(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return tensors
+
+    def take_over(self, other: Any) -> None:
+        pass
 
     def leaked(self) -> str:
         return ""
@@ -250,6 +265,15 @@ class Source(Protocol):
     def release(self, rank: int) -> None:
         """The rank is gone."""
 
+    def give_back(self, rank: int) -> None:
+        """The rank computes no more: what it has taken and not computed goes out again."""
+
+    def held(self, rank: int) -> int:
+        """Samples that the rank has, and that are not known to be used."""
+
+    def in_doubt(self, rank: int) -> bool:
+        """Whether the rank has brought samples to a round that may yet count."""
+
     @property
     def has_more(self) -> bool:
         """Whether there are samples that nobody has used."""
@@ -288,6 +312,15 @@ class Endless:
 
     def release(self, rank: int) -> None:
         pass
+
+    def give_back(self, rank: int) -> None:
+        pass
+
+    def held(self, rank: int) -> int:
+        return 0
+
+    def in_doubt(self, rank: int) -> bool:
+        return False
 
     has_more = True
 
@@ -339,13 +372,24 @@ class Leases:
     def discard(self, rank: int, samples: Iterable[range], reason: str) -> None:
         self._ledger.discard(rank, samples, reason)
 
+    def give_back(self, rank: int) -> None:
+        if (rest := self._rest.pop(rank, None)) is not None:
+            self._ledger.give_back(rank, [rest])
+
+    def held(self, rank: int) -> int:
+        return self._ledger.held.get(str(rank), 0)
+
+    def in_doubt(self, rank: int) -> bool:
+        return any(rank in brought for brought in self._brought.values())
+
     @property
     def has_more(self) -> bool:
         return not self._ledger.complete
 
     def release(self, rank: int) -> None:
         """What it has brought to a round that the others may still apply must not go out again before they have."""
-        if any(rank in brought for brought in self._brought.values()):
+        self._rest.pop(rank, None)
+        if self.in_doubt(rank):
             self._gone.add(rank)
         else:
             self._gone.discard(rank)

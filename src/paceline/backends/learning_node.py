@@ -85,8 +85,13 @@ class LearningNode(DrivenNode):
         self._sent = 0  # bytes of messages, since the last step alone or round of all
         self._norm = 0.0  # of the last applied gradient
         self._stable = list(self.books.progress)
-        self._last_round = -1  # of all ranks, applied
-        self._testimony: tuple[int, int] | None = None
+        self.last_round = -1
+        """Of all ranks, applied."""
+        self._testimony: tuple[int, int, set[int]] | None = None
+        self.listens = False
+        """Whether the strategy takes in what others send: then it may come upon something of a lost rank until it has
+        come to the message that says so."""
+        self._known_as_lost: set[int] = set()  # by the strategy
         self._device = Device(replica, self.micro_batch)
 
     # ---- learning
@@ -193,6 +198,8 @@ class LearningNode(DrivenNode):
 
     def settle_for(self, worker: int, samples: int, handed_in: int, delay: int = 0) -> None:
         self.books.settle_for(worker, samples, handed_in)
+        if not samples:
+            self._watch.dropped()
         self._watch.see(self.rounds, self._norm, samples, True, self.replica.steps.learning_rate)
         facts = {"round": self.rounds, "samples": samples, "bytes": self._sent, "of": worker, "delay": delay}
         self._recorder.write("step", self.rank, self._now(), **facts)
@@ -219,7 +226,7 @@ class LearningNode(DrivenNode):
     def _round_applied(self, total: RoundTotal) -> None:
         self._finished, self.meets = not total.working, False
         self.books.round_applied(total.settled, total)
-        self._last_round = total.parts[-1][0]
+        self.last_round = total.parts[-1][0]
         self._count_round(total, self.samples_applied)
         self._testify()
         now, noise = self._now(), self.replica.noise
@@ -235,7 +242,8 @@ class LearningNode(DrivenNode):
         before, after = self.books.advance(samples_applied)
         news = RoundNews(before, after)
         if total is not None:
-            news = RoundNews(before, after, total.parts[-1][0], total.saving, total.scheduler_called)
+            wishes = (total.saving, total.scheduler_called, total.joining)
+            news = RoundNews(before, after, total.parts[-1][0], *wishes)
         self.rounds += 1
         if total is not None:
             # Who has come to a round has the one before. This one others may still lack: if this rank alone has it and
@@ -243,6 +251,8 @@ class LearningNode(DrivenNode):
             self._control.report_progress(self._stable)
             self._stable = list(self.books.progress)
         elif not self.servers or self.serves:  # a worker's samples are used when its server says so
+            if not self.servers:
+                self._stable = list(self.books.progress)  # a step alone stands, whatever becomes of others
             self._control.report_progress(self.books.progress)
         self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
         self._news = news
@@ -250,13 +260,21 @@ class LearningNode(DrivenNode):
     def witness(self, held: int, generation: int) -> None:
         """All who are left have the rounds up to `held`. Nothing of those who were lost by this generation comes after
         them: when they are applied here, this rank has no doubt any more about what was used."""
-        self._testimony = held, generation
+        self._testimony = held, generation, set(self._control.lost)
+        self._testify()
+
+    def heard_of_loss(self, rank: int) -> None:
+        """The strategy has come to the message that the rank is lost."""
+        self._known_as_lost.add(rank)
         self._testify()
 
     def _testify(self) -> None:
-        if self._testimony is not None and self._last_round >= self._testimony[0]:
+        if self._testimony is None:
+            return
+        held, generation, lost = self._testimony
+        if self.last_round >= held and (not self.listens or lost <= self._known_as_lost):
             self._stable = list(self.books.progress)
-            self._control.report_progress(self._stable, generation=self._testimony[1])
+            self._control.report_progress(self._stable, generation=generation)
             self._testimony = None
 
     def tell_progress(self) -> None:
@@ -332,6 +350,19 @@ class LearningNode(DrivenNode):
         if self._news is not None:
             news, self._news = self._news, None
             self.after_round(news)
+
+    # ---- newcomers
+
+    def course_so_far(self) -> dict[str, Any]:
+        """What all ranks know alike after a round, beside the model: a newcomer takes it over."""
+        noise = self.replica.noise
+        return {"last_round": self.last_round, "books": self.books.state(), "noise": noise.state()}
+
+    def take_over(self, course: dict[str, Any]) -> None:
+        self.last_round = course["last_round"]
+        self.books.restore(course["books"])
+        self.replica.noise.restore(course["noise"])
+        self._stable = list(self.books.progress)
 
     @property
     @abstractmethod

@@ -286,6 +286,12 @@ class Mailbox:
         if link is not None:
             link.cut(PacelineError(f"Rank {rank} is lost."))
 
+    def welcome(self, rank: int, roster: Sequence[Address | None]) -> None:
+        """A newcomer takes the place of a rank that was lost."""
+        self.connect(roster, self.generation)
+        with self._lock:
+            self._lost.discard(rank)
+
     def receive(self) -> Received:
         """The next message to this rank, from whomever. Several are served in the order of asking."""
         received = Received()

@@ -100,9 +100,10 @@ class MergeWork(WaitableWork[T]):
     def _travel(self) -> None:
         movement = self._movement
         head = self._lane.start(movement.head(), Care(movement.head_again), SUM, self.round_number)
-        moved = self._start(lambda: movement.moved.clone(), MAX)
+        blocks_in_all = movement.moved.numel()  # none where the model is smaller than one
+        moved = self._start(lambda: movement.moved.clone() if blocks_in_all else movement.moved.new_zeros(1), MAX)
         movement.place_head(self._landed(head))
-        together = self._landed(moved)
+        together = self._landed(moved)[:blocks_in_all]
         self.nbytes = movement.nbytes_of(together)
         travelling: deque[tuple[Tensor, Flight]] = deque()
         for blocks in movement.chunks(together):

@@ -29,10 +29,13 @@ FIRST_MEETING = 2**60  # rounds that ranks are called to have signals too, and n
 
 
 class Heard(WaitableWork[Message]):
-    """A message, and what is to be done when the strategy has come to one that a rank is lost."""
+    """A message, and what is to be done when the strategy has come to it: `of_a_loss` gets a rank that is lost.
+    `settled` gets the sender, and the samples that it had settled when it sent the message, if messages say so."""
 
-    def __init__(self, received: Received, of_a_loss: Callable[[], None]) -> None:
-        self._received, self._of_a_loss = received, of_a_loss
+    def __init__(
+        self, received: Received, of_a_loss: Callable[[int], None], settled: Callable[[int, int], None] | None
+    ) -> None:
+        self._received, self._of_a_loss, self._settled = received, of_a_loss, settled
 
     @property
     def done(self) -> bool:
@@ -44,7 +47,11 @@ class Heard(WaitableWork[Message]):
     def result(self) -> Message:
         message = self._received.result()
         if message.kind == LOST:
-            self._of_a_loss()
+            self._of_a_loss(message.sender)
+        elif self._settled is not None:
+            *tensors, settled = message.tensors
+            self._settled(message.sender, int(settled))
+            return Message(message.sender, message.kind, tensors)
         return message
 
 
@@ -77,7 +84,9 @@ class ProcessNode(LearningNode):
         self._mailbox, self._collectives, self._check_peers = mailbox, collectives, check_peers
         collectives.on_mended = self._mended
         self.save_wanted = self.scheduler_called = False
-        self._started_rounds = 0
+        self.on_looking_around: Callable[[], None] = lambda: None
+        """Called whenever this rank looks around; it may end the wait by raising."""
+        self.rounds_started = 0
         self._in_flight: list[WaitableWork[Any]] = []
 
     # ---- communication
@@ -144,10 +153,10 @@ class ProcessNode(LearningNode):
             def added_up() -> Gradient:
                 return self._total_of(brought.flat, round_number, own, alone)
 
-            care, name = (
-                Care(brought.again, brought.is_there, brought.let_go),
-                f"The all-reduce of round {round_number}",
-            )
+            name = f"The all-reduce of round {round_number}"
+            if contribution.codes is not None:
+                return self._collectives.add_up_rounded(brought, added_up, name, round_number)
+            care = Care(brought.again, brought.is_there, brought.let_go)
             return self._collectives.add_up(contribution.whole, added_up, name, care, round_number)
 
         def merged() -> Gradient:
@@ -160,11 +169,11 @@ class ProcessNode(LearningNode):
 
     def _beside(self, samples: list[range], of_models: bool, note: float) -> tuple[int, list[float], int]:
         """The next round's number; what this rank sends along beside the sums; and how much of it was known here."""
-        round_number = self._started_rounds
-        self._started_rounds += 1
+        round_number = self.rounds_started
+        self.rounds_started += 1
         settled, alone, dropped = self.books.contribute(sum(map(len, samples)), of_models)
         extra = extra_of(self.rank, self.world_size, (settled, dropped, note))
-        extra[:FLAGS] = [float(self.save_wanted), float(self.scheduler_called)]
+        extra[:FLAGS] = map(float, (self.save_wanted, self.scheduler_called, bool(self._control.joining)))
         self.save_wanted = self.scheduler_called = False
         return round_number, extra, alone
 
@@ -190,7 +199,7 @@ class ProcessNode(LearningNode):
 
     @property
     def called_together(self) -> bool:
-        meeting = FIRST_MEETING + self._started_rounds
+        meeting = FIRST_MEETING + self.rounds_started
         if self.save_wanted or self.scheduler_called:
             self._control.signal(meeting)
         return self._control.signalled(meeting)
@@ -199,6 +208,8 @@ class ProcessNode(LearningNode):
         if to in self._control.lost and self._task.survives:
             return
         self._sent += sum(tensor.nbytes for tensor in tensors)
+        if not self.servers:  # if this rank is lost, those who have its model know what is in it
+            tensors = (*tensors, torch.tensor(self.books.progress[self.rank]))
         try:
             self._mailbox.send(to, kind, tensors)
         except PacelineError:
@@ -209,7 +220,10 @@ class ProcessNode(LearningNode):
                 raise
 
     def receive(self) -> Work[Message]:
-        return Heard(self._mailbox.receive(), self.has_no_more_of_the_lost)
+        if self.servers:
+            return Heard(self._mailbox.receive(), lambda rank: self.has_no_more_of_the_lost(), None)
+        self.listens = True
+        return Heard(self._mailbox.receive(), self.heard_of_loss, self.books.hear)
 
     def has_no_more_of_the_lost(self) -> None:
         """From now on this rank uses nothing of lost ranks that it has not used yet: others can have it."""
@@ -246,11 +260,16 @@ class ProcessNode(LearningNode):
 
     def look_around(self) -> None:
         self._collectives.look_around()
+        self.on_looking_around()
 
     def _mended(self, generation: int) -> None:
         """Those who are left have agreed on what counts: in what they hold is all that they get of the lost ones."""
         if not self.servers:
             self.witness(max(self._collectives.held_rounds, default=-1), generation)
+
+    def take_over(self, course: dict[str, Any]) -> None:
+        super().take_over(course)
+        self.rounds_started = self.last_round + 1  # nothing is in flight when newcomers are let in
 
     def waited(self, work: Work[object], began: float) -> None:
         if isinstance(work, CollectiveWork | MergeWork) and work.round_number is not None:

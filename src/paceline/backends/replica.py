@@ -30,6 +30,7 @@ from paceline.errors import PacelineError
 from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.noise import NoiseScale
+from paceline.rules.rounding import Rounded
 
 LARGEST_SQUARE = 1e38  # what float32 holds
 
@@ -63,6 +64,7 @@ class Replica:
         self.divisible = not any(isinstance(module, _BatchNorm) for module in model.modules())
         self._trial, self._further_trial = OptimizerTrial(optimizer), OptimizerTrial(optimizer)
         self._looks_ahead = self._went_further = False
+        self._rounding: Rounded | None = None
         self.on_sparse: Callable[[int, int], object] = lambda dense_bytes, of_bytes: None
         for parameter, view in zip(self._trained, FlatSum(self.parameters, self._trained).views, strict=True):
             view.copy_(parameter.data)
@@ -107,7 +109,7 @@ class Replica:
         """Memory for one contribution; used again after the step that it ends in."""
         if self._free:
             flat = self._free.pop()
-            flat.known_norm = flat.weight = flat.origin = None
+            flat.known_norm = flat.weight = flat.origin = flat.codes = flat.rounding = flat.kept = None
             flat.given_back = False
             return flat
         length = self.size + TRAILER + self._extra
@@ -135,7 +137,14 @@ class Replica:
         weight = count if part.weight is None else part.weight
         trailer = (count, working, square, count * count, weight, *extra)
         part.trailer.copy_(torch.tensor(trailer, dtype=part.trailer.dtype))
+        if self._rounding is not None and isinstance(part, FlatSum):
+            part.round(self._rounding)
         return part, sound
+
+    def send_as(self, code: str) -> None:
+        """From now on contributions of gradients travel rounded; see `rules.rounding`."""
+        like = torch.empty(self.size, dtype=self._sum_dtype, device=self.parameters.device)
+        self._rounding = None if code == "none" else Rounded(like, code)
 
     def total(self, reduced: FlatSum | Movement) -> tuple[Gradient, bool, list[float]]:
         """A reduced contribution as a gradient over all ranks' samples, whether a rank has data left, and the sums of
@@ -258,7 +267,7 @@ class Replica:
 
     def share(self, share: Share) -> FlatSum | None:
         """The part of the parameters that this rank brings to the mean model; None if there is none."""
-        if share.first == share.last:
+        if share.empty:
             return None
         flat = self.buffer()
         flat.sums.zero_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import cast
@@ -75,6 +76,14 @@ class ReplicaLearner:
             torch.set_rng_state(outside)
         return self.replica.take_gradients(len(indices), samples)
 
+    def take_over(self, other: ReplicaLearner) -> None:
+        """The random numbers stay its own."""
+        mine, theirs = self.replica, other.replica
+        mine.return_from_looking_ahead()
+        mine.model.load_state_dict({**theirs.model.state_dict(), **theirs.committed})
+        mine.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
+        mine.noise.restore(theirs.noise.state())
+
     def _indices(self, part: range) -> NDArray[np.int64]:
         """Which items stand at these positions of the run; a micro-batch may reach into the next epoch."""
         positions = np.arange(part.start, part.stop)
@@ -90,14 +99,17 @@ class ReplicaLearner:
         return self.replica.contribution(gradient, working)
 
     def reduce(self, contributions: Sequence[FlatSum] | Sequence[Movement]) -> Tensor | Sums:
-        if isinstance(contributions[0], Movement):
+        first = contributions[0]
+        if isinstance(first, Movement):
             return add_up(cast(Sequence[Movement], contributions))
+        if first.codes is not None:
+            return add_up_rounded(cast(Sequence[FlatSum], contributions))
         return total([each.whole for each in cast(Sequence[FlatSum], contributions)])
 
     def travelling(self, contributions: Sequence[FlatSum] | Sequence[Movement]) -> int:
         first = contributions[0]
         if isinstance(first, FlatSum):
-            return self.nbytes
+            return self.nbytes if first.rounding is None else first.rounding.nbytes
         return first.nbytes_of(moved_by_any(cast(Sequence[Movement], contributions)))
 
     def total(self, own: FlatSum | Movement, reduced: Tensor | Sums) -> tuple[FlatSum | Movement, int, bool]:
@@ -105,6 +117,9 @@ class ReplicaLearner:
             take(own, cast(Sums, reduced))
         else:
             own.whole.copy_(cast(Tensor, reduced))
+            if own.rounding is not None:
+                own.rounding.settle(own.kept)
+                own.codes = own.rounding = own.kept = None
         gradient, working, _ = self.replica.total(own)
         return own, gradient.count, working
 
@@ -143,8 +158,29 @@ class ReplicaLearner:
         now = _modes()
         return ", ".join(mode for mode, before in self._modes.items() if now[mode] != before)
 
+    def sending_as(self, code: str) -> ReplicaLearner:
+        self.replica.send_as(code)
+        return self
+
     def watched_by(self, watch: Watch) -> None:
         self.replica.on_sparse = watch.sparse
+
+
+def add_up_rounded(contributions: Sequence[FlatSum]) -> Tensor:
+    """What ranks get of an all-reduce of rounded gradients: each adds up its own part, see `rules.rounding`. If one of
+    them is lost before they have it, it is done again without that one."""
+    ranks, first, sums = len(contributions), contributions[0], []
+    codes = [each.codes.filled(ranks) for each in contributions if each.codes is not None]
+    for place, each in enumerate(contributions):
+        assert each.rounding is not None
+        each.rounding.arrange(place, ranks)
+        own, each.kept = each.rounding.add_up([other.part(place, ranks) for other in codes])
+        sums.append(own)
+    whole = torch.empty_like(first.whole)
+    assert first.rounding is not None
+    first.rounding.unpack(sums, whole[: len(first.sums)])
+    whole[len(first.sums) :] = total([each.trailer for each in contributions])
+    return whole
 
 
 def _modes() -> dict[str, bool]:

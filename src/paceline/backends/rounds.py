@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.node import Gradient
 
-FLAGS = 2  # a wish for a checkpoint, a scheduler's step
+FLAGS = 3  # a wish for a checkpoint, a scheduler's step, a newcomer that waits
 PLACES = 5  # of each rank: samples settled, in two parts, samples dropped, its note, and that it took part
 WHOLE = 2**20  # float32 counts up to 2²⁴: between two rounds of all a rank may settle more
 
@@ -15,13 +15,15 @@ WHOLE = 2**20  # float32 counts up to 2²⁴: between two rounds of all a rank m
 @dataclass(frozen=True)
 class RoundNews:
     """A round is over. `before`, `after`: samples applied, which never go back. `number`: of a round of all ranks, the
-    same on all; None of a step alone. Whether a rank wants a checkpoint, and whether one has called a scheduler."""
+    same on all; None of a step alone. Whether a rank wants a checkpoint, has called a scheduler, or knows of a newcomer
+    that waits to take part."""
 
     before: int
     after: int
     number: int | None = None
     saving: bool = False
     scheduler_called: bool = False
+    joining: bool = False
 
 
 class RoundTotal(Gradient):
@@ -30,7 +32,7 @@ class RoundTotal(Gradient):
     several rounds can be added up and applied in one step; `parts` are the rounds, with their samples and this rank's
     own. A mean of models (`own` is None) is over no samples."""
 
-    __slots__ = ("dropped", "of_models", "parts", "saving", "scheduler_called", "settled", "working")
+    __slots__ = ("dropped", "joining", "of_models", "parts", "saving", "scheduler_called", "settled", "working")
 
     def __init__(
         self, gradient: Gradient, round_number: int, own: int | None, working: bool, extra: list[float]
@@ -38,7 +40,7 @@ class RoundTotal(Gradient):
         super().__init__(gradient.values, gradient.count)
         self.of_models, self.working = own is None, working
         self.parts = [(round_number, 0, 0) if own is None else (round_number, gradient.count, own)]
-        self.saving, self.scheduler_called = extra[0] > 0, extra[1] > 0
+        self.saving, self.scheduler_called, self.joining = extra[0] > 0, extra[1] > 0, extra[2] > 0
         places = len(extra[FLAGS:]) // PLACES
         blocks = [extra[FLAGS + place * places : FLAGS + (place + 1) * places] for place in range(PLACES)]
         self.settled = [int(low) + WHOLE * int(high) for low, high in zip(blocks[0], blocks[1], strict=True)]
@@ -54,6 +56,7 @@ class RoundTotal(Gradient):
             self.saving or other.saving,
             self.scheduler_called or other.scheduler_called,
         )
+        self.joining = self.joining or other.joining
         self.dropped += other.dropped
         self.settled = [mine + more for mine, more in zip(self.settled, other.settled, strict=True)]
         return self

@@ -99,7 +99,8 @@ def simulate(
         source = Leases(Ledger(data.samples, data.epochs, micro_batch, workers))
     trace = Trace(ranks, recorder)
     limits = micro_batch, inf if seconds is None else seconds
-    run = VirtualRun(strategy, cluster, source, learners or [TimingLearner()] * ranks, trace, limits, on_applied)
+    sending = [learner.sending_as(strategy.code) for learner in learners or [TimingLearner()] * ranks]
+    run = VirtualRun(strategy, cluster, source, sending, trace, limits, on_applied)
     with _collector_paused() if timing_only else nullcontext():
         run.play()
     return Simulation(

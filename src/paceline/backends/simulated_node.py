@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.learners import Learner
 from paceline.backends.theatre import Post, Theatre
+from paceline.backends.virtual_rounds import Collective, RoundTotal, Waiter
 from paceline.backends.watch import Watch
-from paceline.node import LOST, WHOLE, Gradient, Message, Node, Share, Values, Work
+from paceline.node import LOST, WHOLE, Gradient, Message, Node, Share, Work
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.speed import Speedometer
 from paceline.simulator.cluster import Cluster, WorkTimes
@@ -20,68 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-Waiter = tuple["SimulatedNode", int]
-"""Who waits, and its ticket: a rank that something else woke meanwhile has another one."""
-
-
-class Collective:
-    """One collective of all ranks."""
-
-    __slots__ = (
-        "all_notes",
-        "applied",
-        "attempt",
-        "count",
-        "done",
-        "early",
-        "holders",
-        "joined",
-        "kind",
-        "more",
-        "nbytes",
-        "notes",
-        "number",
-        "payloads",
-        "ranks",
-        "round",
-        "value",
-        "waiters",
-    )
-
-    def __init__(self, kind: str, number: int, round_number: int | None, nbytes: int) -> None:
-        self.kind, self.number, self.round, self.nbytes = kind, number, round_number, nbytes
-        self.payloads: dict[int, Any] = {}
-        self.notes: dict[int, float] = {}
-        self.all_notes: tuple[float, ...] = ()
-        self.ranks: tuple[int, ...] = ()  # that have brought something, when all are there
-        self.attempt = self.count = 0
-        self.early: set[int] = set()  # ranks that have the result before the others, because somebody crashed
-        self.holders: set[int] = set()
-        self.waiters: list[Waiter] = []
-        self.value: Any = None
-        self.joined = inf  # when the last rank joined
-        self.done = self.applied = False
-        self.more = False  # whether lost ranks have left samples behind
-
-
-class RoundTotal(Gradient):
-    """The gradient of a whole round, and what else travelled with it."""
-
-    __slots__ = ("parts", "working")
-
-    def __init__(
-        self, values: Values | None, count: int, working: bool, own: int | None, collective: Collective
-    ) -> None:
-        super().__init__(values, count)
-        self.working, self.notes, self.ranks = working, collective.all_notes, collective.ranks
-        self.parts = [(collective, 0, 0) if own is None else (collective, count, own)]
-
-    def __iadd__(self, other: Gradient) -> Gradient:
-        assert isinstance(other, RoundTotal)
-        super().__iadd__(other)
-        self.parts += other.parts
-        self.working, self.notes, self.ranks = other.working, other.notes, other.ranks
-        return self
 
 
 class SimulatedWork(Work[T], ABC):
@@ -177,11 +117,11 @@ class SimulatedNode(Node):
     """
 
     __slots__ = (
-        "_run", "answer", "answers_for", "at_most", "close", "collectives", "computing", "discarded", "due",
-        "empties", "ended", "finished", "handed_in", "idle", "in_flight", "learner", "mailbox", "micro_batch", "norm",
-        "out_of_data", "own_rounds", "post", "rank", "receivers", "resume", "rounds", "samples_applied", "sent",
-        "servers", "signals", "since", "speed", "state", "ticket", "times", "unsent", "until", "waits_for", "watch",
-        "world_size",
+        "_run", "answer", "answers_for", "at_most", "bids_farewell", "close", "collectives", "computing",
+        "discarded", "due", "empties", "ended", "finished", "handed_in", "idle", "in_flight", "last_round",
+        "learner", "mailbox", "micro_batch", "norm", "open_until", "out_of_data", "own_rounds", "post", "rank",
+        "receivers", "resume", "rounds", "samples_applied", "sent", "servers", "signals", "since", "speed",
+        "state", "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
     )  # fmt: skip
 
     finished: bool
@@ -212,7 +152,7 @@ class SimulatedNode(Node):
         self.resume: Callable[[Gradient | None], object] | None = None
         """Sends into the coroutine, once the rank has started and until it is through."""
         self.close: Callable[[], None] | None = None
-        self.ended = self.finished = self.idle = False
+        self.ended = self.finished = self.idle = self.bids_farewell = False
         self.out_of_data = self.serves
         self.computing: Gradient | None = None
         """The micro-batch under way."""
@@ -225,6 +165,8 @@ class SimulatedNode(Node):
         self.ticket = self.empties = self.unsent = self.discarded = self.samples_applied = self.collectives = 0
         self.rounds = self.own_rounds = self.handed_in = 0
         """Of all ranks, started; and steps that this rank has made alone."""
+        self.last_round, self.open_until = -1, 0
+        """The last round applied; and the first in which a rank without data may say that it has none."""
         self.sent, self.norm = 0, 0.0
         """Bytes of messages since the last step alone, and the norm of its gradient."""
         self.signals: set[int] = set()
@@ -379,6 +321,13 @@ class SimulatedNode(Node):
         """Remember what is in flight: an arrival ends the wait of a rank without data."""
         self.in_flight = [each for each in self.in_flight if not each.done]
         self.in_flight.append(work)
+
+    def take_over(self, other: SimulatedNode) -> None:
+        """A newcomer: it has what the others have after a round, and none of what they have in hand."""
+        self.learner.take_over(other.learner)
+        self.state, self.signals = copy.deepcopy(other.state), set(other.signals)
+        self.rounds, self.own_rounds, self.collectives = other.rounds, other.own_rounds, other.collectives
+        self.samples_applied, self.last_round, self.post = other.samples_applied, other.last_round, other.post
 
     def take_in(self, message: Message) -> list[Waiter]:
         """A message has arrived: whom it wakes."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paceline.backends.simulated_node import Collective, CollectiveWork, SimulatedNode
+from paceline.backends.simulated_node import CollectiveWork, SimulatedNode
+from paceline.backends.virtual_rounds import Collective
 from paceline.errors import PacelineError
 from paceline.simulator.faults import FaultPlan
 

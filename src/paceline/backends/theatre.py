@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from paceline.node import Gradient, Message, Share, Work
 
 if TYPE_CHECKING:
-    from paceline.backends.simulated_node import RoundTotal, SimulatedNode
+    from paceline.backends.simulated_node import SimulatedNode
+    from paceline.backends.virtual_rounds import RoundTotal
 
 
 class Theatre(ABC):

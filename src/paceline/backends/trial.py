@@ -63,10 +63,10 @@ def scaled(optimizer: torch.optim.Optimizer, scale: StepScale) -> Iterator[None]
     for group in optimizer.param_groups:
         if scale.learning_rate != 1.0:
             group["lr"] = group["lr"] * scale.learning_rate
-        if scale.momentum_power != 1.0:
+        if (scale.momentum_power, scale.momentum) != (1.0, 1.0):
             for key in MOMENTA:
                 if key in group:
-                    group[key] = _powered(group[key], scale.momentum_power)
+                    group[key] = _kept(group[key], scale)
         if scale.weight_decay != 1.0 and "weight_decay" in group:
             group["weight_decay"] = group["weight_decay"] * scale.weight_decay
     try:
@@ -76,5 +76,9 @@ def scaled(optimizer: torch.optim.Optimizer, scale: StepScale) -> Iterator[None]
             group.update(settings)
 
 
-def _powered(value: Any, power: float) -> Any:
-    return tuple(beta**power for beta in value) if isinstance(value, tuple | list) else value**power
+def _kept(value: Any, scale: StepScale) -> Any:
+    """How much of what came before the step keeps: of its direction, and behind that in `betas` of its size."""
+    if isinstance(value, tuple | list):
+        first, *others = (beta**scale.momentum_power for beta in value)
+        return scale.momentum * first, *others
+    return scale.momentum * value**scale.momentum_power

@@ -8,8 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.agreement import Standing, gifts
-from paceline.backends.simulated_node import Collective, SimulatedNode
+from paceline.backends.simulated_node import SimulatedNode
 from paceline.backends.standstill import out_of_order
+from paceline.backends.virtual_rounds import Collective
 from paceline.rules.chance import chance
 from paceline.simulator.faults import FaultPlan
 from paceline.simulator.network import Traffic
@@ -121,6 +122,7 @@ class VirtualCollectives:
             collective.value = self._nodes[0].learner.reduce([each for each in ordered if each is not None])
         collective.all_notes = tuple(collective.notes.get(rank, 0.0) for rank in range(count))
         collective.more = self._more()
+        collective.joining = self._run.somebody_joins
 
     # ---- after a crash
 
@@ -129,6 +131,8 @@ class VirtualCollectives:
         alive = [node for node in self._nodes if not node.ended]
         standings = {node.rank: self._standing(node) for node in alive}
         counts = {gift.number for gift in gifts(standings)}
+        if standings:  # what all who are left hold needs no gift
+            counts |= {number for number in self._travelling if all(s.holds(number) for s in standings.values())}
         for collective in list(self._travelling.values()):
             if collective.number in counts:
                 self._count_early(collective)

@@ -29,7 +29,7 @@ class VirtualPost(Post):
     """
 
     def __init__(self, run: VirtualRun, cluster: Cluster, faults: FaultPlan, traffic: Traffic) -> None:
-        self._run, self._latency, self._faults, self._traffic = run, cluster.network.latency, faults, traffic
+        self._run, self._network, self._faults, self._traffic = run, cluster.network, faults, traffic
         self._signals = RoundSignals()
 
     def start_message(self, to: int, message: Message) -> None:
@@ -71,7 +71,8 @@ class VirtualPost(Post):
         for other in hearers:
             opens = self._faults.open((origin.rank, other.rank), self._run.clock.now)
             if opens < inf:
-                arrivals.setdefault(opens + self._latency, []).append(other)
+                at = opens + self._network.signal_seconds(origin.rank, other.rank)
+                arrivals.setdefault(at, []).append(other)
         for time, reached in arrivals.items():
             self._run.clock.at(time, self._hear, (round_number, reached))
 

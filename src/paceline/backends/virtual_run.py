@@ -11,20 +11,13 @@ from math import inf
 from typing import Any
 
 from paceline.backends.learners import Learner, Source
-from paceline.backends.simulated_node import (
-    AllGatherWork,
-    AllReduceWork,
-    Collective,
-    RoundTotal,
-    SimulatedNode,
-    SimulatedWork,
-    Waiter,
-)
+from paceline.backends.simulated_node import AllGatherWork, AllReduceWork, SimulatedNode, SimulatedWork
 from paceline.backends.standstill import leaked, never_ends, standstill
 from paceline.backends.theatre import Theatre
 from paceline.backends.virtual_collectives import VirtualCollectives
 from paceline.backends.virtual_losses import Losses
 from paceline.backends.virtual_post import VirtualPost
+from paceline.backends.virtual_rounds import Collective, RoundTotal, Waiter
 from paceline.backends.watch import NOISE_EVERY
 from paceline.node import GIVEN_UP, NEXT_GRADIENT, Gradient, Share, Work
 from paceline.simulator.clock import Clock
@@ -63,7 +56,10 @@ class VirtualRun(Theatre):
     ) -> None:
         self.clock, self.trace, self._on_applied = Clock(), trace, on_applied
         self._until = limits[1]
-        self.nodes = [SimulatedNode(rank, cluster, learner, limits[0], self) for rank, learner in enumerate(learners)]
+        self._node_of: Callable[[int], SimulatedNode] = lambda rank: SimulatedNode(
+            rank, cluster, learners[rank], limits[0], self
+        )
+        self.nodes = [self._node_of(rank) for rank in range(len(learners))]
         self.strategy, self._source = strategy, source
         self._faults, self._traffic = FaultPlan(cluster.faults), Traffic(cluster.network, cluster.ranks)
         post = VirtualPost(self, cluster, self._faults, self._traffic)
@@ -72,7 +68,7 @@ class VirtualRun(Theatre):
         self._losses = Losses(self, strategy, source)
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
-        self._news = False
+        self._news = self._let_in = False
         more = lambda: self.clock.now < self._until and self._losses.samples_left  # noqa: E731  # used once, below
         self._collectives = VirtualCollectives(self, source, self._faults, self._traffic, cluster.seed, more)
         self.rounds = self.samples_applied = self._empties = 0
@@ -84,6 +80,10 @@ class VirtualRun(Theatre):
             self.clock.at(self._faults.starts.get(node.rank, 0.0), self._begin, node)
         for crash in self._faults.crashes:
             self.clock.at(crash.at, self._crash, crash)
+        for leave in self._faults.leaves:
+            self.clock.at(leave.at, self._losses.tell_to_leave, self.nodes[leave.rank])
+        for join in self._faults.joins:
+            self.clock.at(join.at, self._losses.wait_to_join, join.rank)
         try:
             self.clock.run()
             if not all(node.ended for node in self.nodes):
@@ -110,18 +110,26 @@ class VirtualRun(Theatre):
         self.trace.end(node.rank, self.clock.now)
 
     def _crash(self, crash: Crash) -> None:
-        node = self.nodes[crash.rank]
-        if node.ended:
-            return
+        if not self.nodes[crash.rank].ended:
+            self.remove(self.nodes[crash.rank], crash.kind)
+
+    def remove(self, node: SimulatedNode, why: str) -> None:
+        """The rank is gone; the others go on, if the strategy can."""
         if node.close is not None:
             node.close()
         if self.strategy.survives:
-            self._losses.add(node)
-        self._end(node, "crash")
+            self._losses.add(node, why)
+        self._end(node, why)
         if self.strategy.survives:
             self._collectives.agree_without(node.rank)
             if not node.servers:  # with servers, when all of them have heard of it
                 self._source.release(node.rank)
+
+    def seat(self, rank: int, giver: SimulatedNode) -> None:
+        """A newcomer takes the place of a rank that is gone, with what another one has."""
+        self.nodes[rank] = self._node_of(rank)
+        self.nodes[rank].take_over(giver)
+        self.clock.at(self.clock.now, self._begin, self.nodes[rank])
 
     def heard_of_loss(self, node: SimulatedNode, rank: int) -> None:
         self._losses.heard(node, rank)
@@ -139,6 +147,8 @@ class VirtualRun(Theatre):
             asked = None
         if self._news:
             self.round_over(node)
+        if self._losses.leaving:
+            self._losses.look()
         if asked is None:
             return
         if leak := node.learner.leaked():
@@ -153,6 +163,9 @@ class VirtualRun(Theatre):
     def _start_micro_batch(self, node: SimulatedNode) -> None:
         now = self.clock.now
         over = now >= self._until or node.until in node.signals
+        if node.rank in self._losses.leaving:
+            self._source.give_back(node.rank)
+            over = True
         if over or not (samples := self._source.take(node.rank, node.at_most)):
             self._start_idling(node)
             return
@@ -198,7 +211,7 @@ class VirtualRun(Theatre):
         """No data: an empty gradient, when the next thing in flight here arrives; at once if there is nothing."""
         now = self.clock.now
         node.empties = node.empties + 1 if node.since == now else 1
-        node.out_of_data = node.idle = True
+        node.idle, node.out_of_data = True, node.rounds >= node.open_until
         node.since, node.waits_for, node.answer = now, None, Gradient(None, 0)
         self._empties += 1
         if self._empties > 10_000 + PATIENCE * len(self.nodes):
@@ -233,6 +246,7 @@ class VirtualRun(Theatre):
     # ---- collectives
 
     def start_all_reduce(self, node: SimulatedNode, gradient: Gradient, note: float) -> Work[Gradient]:
+        self.round_over(node)  # newcomers take part from this one on
         own, samples = gradient.count, gradient.samples
         node.unsent -= own
         payload, sound = node.learner.contribution(gradient, not node.out_of_data)
@@ -244,6 +258,7 @@ class VirtualRun(Theatre):
         return self._start_round(node, payload, own, note)
 
     def start_mean(self, node: SimulatedNode, share: Share) -> Work[Gradient]:
+        node.bids_farewell = node.servers > 0
         own = Gradient(node.learner.share(share), share.models)
         payload, _ = node.learner.contribution(own, not node.out_of_data)
         self._source.contribute(node.rank, node.rounds, node.discarded)
@@ -270,7 +285,7 @@ class VirtualRun(Theatre):
 
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
         now = self.clock.now
-        node.finished = not total.working
+        node.finished, node.bids_farewell = not total.working, False
         applied = sum(count for _, count, _ in total.parts)
         node.samples_applied = self.samples_applied if node.own_rounds else node.samples_applied + applied
         if applied:
@@ -278,6 +293,7 @@ class VirtualRun(Theatre):
         for collective, count, own in total.parts:
             number = collective.round
             assert number is not None
+            node.last_round = number
             if not collective.applied:
                 collective.applied, collective.count = True, count
                 if collective.done:
@@ -286,6 +302,7 @@ class VirtualRun(Theatre):
             noise = node.learner.noise
             if node.rank == 0 and number % NOISE_EVERY == 0 and noise.value is not None:
                 self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
+            self._let_in |= collective.joining
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 
     def round_counts(self, collective: Collective) -> None:
@@ -325,6 +342,8 @@ class VirtualRun(Theatre):
 
     def settle_for(self, node: SimulatedNode, worker: int, samples: int, handed_in: int, delay: int) -> None:
         self._source.reach(worker, handed_in)
+        if not samples:
+            node.watch.dropped()
         node.watch.see(node.own_rounds, node.norm, samples, True, node.learner.steps.learning_rate)
         self.last_applied = self.clock.now
         self.trace.step_for(node.rank, self.clock.now, node.own_rounds, samples, node.sent, worker, delay)
@@ -342,7 +361,9 @@ class VirtualRun(Theatre):
         if self._news and self._on_applied is not None:
             applied = self.samples_applied if node.serves else node.samples_applied
             self._on_applied(node.rank, self.clock.now, applied)
-        self._news = False
+        if self._let_in:
+            self._losses.admit(node)
+        self._news = self._let_in = False
 
     def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None:
         node.unsent -= gradient.count
@@ -356,6 +377,10 @@ class VirtualRun(Theatre):
     @property
     def now(self) -> float:
         return self.clock.now
+
+    @property
+    def somebody_joins(self) -> bool:
+        return bool(self._losses.joining)
 
     @property
     def somebody_is_lost(self) -> bool:

@@ -29,10 +29,12 @@ class Watch:
         self._above = self._useless = 0
         self._warned_divergence = self._warned_sparse = rank > 0
         self._warned_non_finite = False
+        self._dropped = False  # something of this rank since the last round
 
     def see(self, round_number: int, norm: float, count: int, working: bool, learning_rate: float) -> None:
         """A round was applied: the norm of its mean gradient, over how many samples, and whether there is more data."""
         if count == 0 or not isfinite(norm):
+            self._dropped = self._dropped or count > 0
             self._see_useless(round_number, working)
             return
         self._useless = 0
@@ -55,7 +57,9 @@ class Watch:
             )
 
     def _see_useless(self, round_number: int, working: bool) -> None:
-        self._useless = self._useless + 1 if working else 0
+        """A round of nothing may also be one of ranks that have no data, until they get what a lost one has left."""
+        self._useless = self._useless + self._dropped if working else 0
+        self._dropped = False
         if self._useless >= USELESS_ROUNDS:
             raise PacelineError(
                 f"Training has diverged: no rank has brought one finite gradient in the last {USELESS_ROUNDS} rounds.",
@@ -65,8 +69,13 @@ class Watch:
                 remedy="Start again from the last checkpoint (run.resume()) with a lower learning rate.",
             )
 
+    def dropped(self) -> None:
+        """What would have come here was dropped by the rank that had it, or was refused."""
+        self._dropped = True
+
     def non_finite(self, count: int, round_number: int) -> None:
         """This rank's contribution had NaN or infinity in it and was dropped."""
+        self.dropped()
         if not self._warned_non_finite:
             self._warned_non_finite = True
             self._warn(

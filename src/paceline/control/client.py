@@ -54,6 +54,10 @@ class ControlClient:
         self.roster: list[Address | None] = []
         self.lost: dict[int, str] = {}
         self.left: set[int] = set()
+        self.joining: set[int] = set()
+        """Ranks that wait to take part; among the lost until then."""
+        self.admitted_in = 0
+        """The generation in which newcomers took part for the last time."""
         self._metrics: Metadata = {}
         self.kept_alive: list[object] = []
         """What others need to live as long as this client; see `ControlStore`."""
@@ -106,10 +110,22 @@ class ControlClient:
         self._take_membership(answer.metadata)
         return self.roster
 
-    def leave(self, error: str = "") -> None:
-        """Say farewell: the others go on without us. With an error, they learn that this rank is lost, and why."""
-        self._ask("leave", {"error": error})
+    def leave(self, reason: str = "") -> bool:
+        """Say farewell: the others go on without us. With a reason they learn that this rank is gone before the end,
+        and why. Whether it was the last."""
+        last: bool = self._ask("leave", {"error": reason}).metadata["last"]
         self._line.return_seconds = 0.0  # to a run that is over for this rank
+        return last
+
+    def admit(self, number: int) -> tuple[list[int], int]:
+        """Let those in who wait to join, for the how-manieth time: they, and the generation from which on they take
+        part. Whoever asks for the same gets the same answer."""
+        answer = self._ask("admit", {"number": number}).metadata
+        return answer["ranks"], answer["generation"]
+
+    def held(self) -> int:
+        """Samples that this rank has leased, and that are neither given back nor known to be used."""
+        return int(self._ask("status", {}).metadata["state"]["held"].get(str(self.rank), 0))
 
     def report_exit(self, rank: int, reason: str) -> None:
         """For a launcher: the rank's process has ended."""
@@ -317,8 +333,8 @@ class ControlClient:
             lost = {int(rank): reason for rank, reason in news["lost"].items()}
             fresh = {rank: reason for rank, reason in lost.items() if rank not in self.lost}
             self.roster = [(place[0], place[1]) if place else None for place in news["roster"]]
-            self.left = set(news["left"])
-            self.lost, self.generation = lost, news["generation"]
+            self.left, self.joining = set(news["left"]), set(news["joining"])
+            self.lost, self.generation, self.admitted_in = lost, news["generation"], news["admitted_in"]
         if fresh and self._on_lost is not None:
             self._on_lost(fresh)
 

@@ -14,15 +14,14 @@ from typing import Any
 
 from paceline.control.connection import Connection
 from paceline.control.journal import STATE, Entry, Journal
-from paceline.control.ledger import Ledger
-from paceline.control.messages import Metadata, to_ranges
+from paceline.control.messages import Metadata
 from paceline.control.service import Answer, ControlService, Peer
 from paceline.control.waiting import Later
 from paceline.control.wire import Frame
 from paceline.errors import PacelineError
 
 JOURNALLED = frozenset(
-    {"hello", "open_ledger", "lease", "progress", "discard", "give_back", "signal", "leave"}
+    {"hello", "open_ledger", "lease", "progress", "discard", "give_back", "signal", "leave", "admit"}
     | {"store_set", "store_add", "store_delete"}
 )
 """What changes the state. Heartbeats and questions do not; a `snapshot` settles what `progress` tells, too; and that a
@@ -105,9 +104,7 @@ class DurableService(ControlService):
         }
         return {
             "members": self._members.state(),
-            "terms": self._ledger_terms,
-            "ledger": None if self._ledger is None else self._ledger.state(),
-            "doubts": self._doubts.state(),
+            "samples": self._samples.state(),
             "signals": self._signals.state(),
             "keys": {key: value.hex() for key, value in self._keys.values.items()},
             "through": {str(rank): sequence for rank, sequence in self._through.items()},
@@ -117,12 +114,7 @@ class DurableService(ControlService):
     def _restore(self, state: dict[str, Any]) -> None:
         self._members.restore(state["members"], time.monotonic())
         self._peers = {rank: Peer(Nobody(), rank) for rank in self._members.present}
-        terms = self._ledger_terms = state["terms"]
-        if state["ledger"] is not None:
-            data = (terms["samples"], terms["epochs"], terms["micro_batch"])
-            self._ledger = Ledger(*data, workers=self._members.world_size, used=to_ranges(terms["used"]))
-            self._ledger.restore(state["ledger"])
-        self._doubts.restore(state["doubts"])
+        self._samples.restore(state["samples"])
         self._signals.restore(state["signals"])
         self._keys.values = {key: bytes.fromhex(value) for key, value in state["keys"].items()}
         self._through = {int(rank): sequence for rank, sequence in state["through"].items()}

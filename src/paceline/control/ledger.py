@@ -243,6 +243,11 @@ class Ledger:
         return sum(map(len, self._holdings.values()))
 
     @property
+    def held(self) -> dict[str, int]:
+        """Positions that each rank holds."""
+        return {str(rank): len(holding) for rank, holding in self._holdings.items()}
+
+    @property
     def remaining(self) -> int | None:
         """Positions that are not settled; None in an endless run."""
         return None if self.epochs is None else self.positions - len(self._settled)

@@ -13,6 +13,8 @@ from typing import Any
 from paceline.errors import PacelineError
 
 Description = dict[str, Any]
+ON_NOTICE = "it left on notice"
+"""Why a rank is gone that was told to leave: it has handed in its work, and holds nothing any more."""
 
 
 class DifferentRunError(PacelineError):
@@ -38,6 +40,11 @@ class Membership:
         self.present: dict[int, Member] = {}
         self.lost: dict[int, str] = {}
         self.left: set[int] = set()
+        self.joining: set[int] = set()
+        """Newcomers that do not take part yet. To the others they are still lost."""
+        self.admissions = 0
+        self.admitted: tuple[list[int], int] = ([], 0)
+        """How often newcomers were let in; those of the last time, and the generation in which they take part."""
         self._reference: tuple[int, Description] | None = None
 
     def arrive(self, rank: int, description: Description, mailbox: tuple[str, int] | None, now: float) -> None:
@@ -56,12 +63,35 @@ class Membership:
         reference_rank, reference = self._reference or (rank, description)
         check_same_run(rank, description, reference_rank, reference)
         self._reference = (reference_rank, reference)
-        self.present[rank] = Member(description, mailbox, now)
-        self.lost.pop(rank, None)
-        self.left.discard(rank)
         if self.begun:
-            self.generation += 1
+            self._wait_to_join(rank)
+        else:
+            self.lost.pop(rank, None)
+        self.present[rank] = Member(description, mailbox, now)
         self.begun = self.begun or len(self.present) == self.world_size
+
+    def _wait_to_join(self, rank: int) -> None:
+        if not self.taking_part or rank not in self.lost:
+            raise PacelineError(f"Rank {rank} cannot join the run any more: it is over.")
+        if not self.description.get("admits"):
+            raise PacelineError(
+                f"The strategy {self.description.get('strategy')} cannot take a newcomer into a running training yet.",
+                remedy="Start the run again; with run.resume() it goes on from the last checkpoint.",
+            )
+        self.joining.add(rank)
+
+    def admit(self) -> None:
+        """Whoever waits takes part from now on, in a new generation."""
+        self.generation, self.admissions = self.generation + 1, self.admissions + 1
+        self.admitted = (sorted(self.joining), self.generation)
+        for rank in self.joining:
+            del self.lost[rank]
+        self.joining.clear()
+
+    @property
+    def taking_part(self) -> list[int]:
+        """Who is here, and no newcomer that still waits."""
+        return [rank for rank in self.present if rank not in self.joining]
 
     @property
     def description(self) -> Description:
@@ -90,7 +120,7 @@ class Membership:
 
     def lose(self, rank: int, reason: str) -> bool:
         """A rank is gone without farewell. Whether there is any news in it: a better reason is news, too."""
-        if rank in self.left or self.lost.get(rank) == reason:
+        if rank in self.left or (self.lost.get(rank) == reason and rank not in self.joining):
             return False
         self._remove(rank)
         self.lost[rank] = reason
@@ -109,19 +139,25 @@ class Membership:
             "present": [[rank, member.mailbox] for rank, member in self.present.items()],
             "lost": [[rank, reason] for rank, reason in self.lost.items()],
             "left": sorted(self.left),
+            "joining": sorted(self.joining),
+            "admissions": [self.admissions, *self.admitted],
             "reference": self._reference,
         }
 
     def restore(self, state: dict[str, Any], now: float) -> None:
         """The inverse of `state`; who was here has until the time-out, from now, to give a sign of life."""
         self.generation, self.begun = state["generation"], state["begun"]
-        self.lost, self.left = dict(state["lost"]), set(state["left"])
+        self.lost, self.left, self.joining = dict(state["lost"]), set(state["left"]), set(state["joining"])
+        self.admissions, ranks, generation = state["admissions"]
+        self.admitted = (ranks, generation)
         self._reference = tuple(state["reference"]) if state["reference"] else None
         here = {rank: tuple(mailbox) if mailbox else None for rank, mailbox in state["present"]}
         self.present = {rank: Member(self.description, mailbox, now) for rank, mailbox in here.items()}
 
     def _remove(self, rank: int) -> None:
-        if self.present.pop(rank, None) is not None and self.begun:
+        waited = rank in self.joining
+        self.joining.discard(rank)
+        if self.present.pop(rank, None) is not None and self.begun and not waited:
             self.generation += 1
 
 

@@ -92,6 +92,14 @@ SPANS = list_of(span)
 NAMES = list_of(text)
 ROSTER = list_of(optional(address))
 RANKS = list_of(natural)
+MEMBERSHIP: dict[str, Check] = {
+    "generation": natural,
+    "roster": ROSTER,
+    "lost": mapping,
+    "left": RANKS,
+    "admitted_in": natural,  # the generation in which newcomers took part for the last time
+    "joining": RANKS,  # who has arrived and does not take part yet: also among the lost
+}
 PROGRESS = list_of(natural)  # samples that each rank has brought to an end
 
 # What `paceline doctor` tells of a machine
@@ -113,6 +121,7 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "signal": {"round": natural, "samples": natural, "target": natural},
     "heartbeat": {"metrics": mapping},
     "leave": {"error": text},
+    "admit": {"number": natural},  # who waits to join takes part from now on; the how-manieth time that is
     "exited": {"rank": natural, "reason": text},  # a launcher: the rank's process has ended
     "return": {"rank": natural},  # after the service was started again
     "status": {},
@@ -124,7 +133,9 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "store_delete": {"key": text},
     # the service's answers; they carry the sequence number of the question
     "done": {},
-    "welcome": {"generation": natural, "roster": ROSTER, "lost": mapping, "left": RANKS},
+    "left": {"last": flag},
+    "admitted": {"ranks": RANKS, "generation": natural},
+    "welcome": MEMBERSHIP,
     "leased": {"ranges": SPANS, "complete": flag},
     "ranges": {"ranges": SPANS},
     "value": {},
@@ -140,7 +151,7 @@ SCHEMAS: dict[str, dict[str, Check]] = {
         "incarnation": natural,
         "return_seconds": seconds,
     },
-    "membership": {"generation": natural, "roster": ROSTER, "lost": mapping, "left": RANKS},
+    "membership": MEMBERSHIP,
     "signalled": {"round": natural},
     # a rank to a rank
     "introduction": {"rank": natural},

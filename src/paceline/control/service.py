@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from paceline.control.connection import Connection, Listener, log
-from paceline.control.doubt import Doubts
 from paceline.control.keys import Keys, about_a_key, is_of_the_past, topic_of
-from paceline.control.ledger import Ledger
 from paceline.control.membership import DifferentRunError, Membership
-from paceline.control.messages import Metadata, to_ranges, to_spans
+from paceline.control.messages import Metadata, to_ranges
+from paceline.control.samples import Samples
 from paceline.control.signals import RoundSignals
 from paceline.control.waiting import Later, WaitingRoom
 from paceline.control.wire import Frame, WireError, encode, error_frame
@@ -76,23 +75,23 @@ class ControlService:
         self._failure: PacelineError | None = None
         self._peers: dict[int, Peer] = {}
         self._metrics: dict[int, Metadata] = {}
-        self._ledger: Ledger | None = None
-        self._ledger_terms: Metadata = {}
-        self._doubts, self._signals, self._keys = Doubts(), RoundSignals(), Keys()
+        self._samples = Samples(world_size)
+        self._signals, self._keys = RoundSignals(), Keys()
         self._waiting: WaitingRoom[Peer] = WaitingRoom()
         self._outgoing: list[tuple[Peer, list[memoryview]]] = []
         self._lock = threading.Lock()
         self._handlers: dict[str, Callable[[Peer, Frame], Answer]] = {
             "hello": self._hello,
             "open_ledger": self._open_ledger,
-            "lease": self._lease,
+            "lease": lambda peer, frame: self._samples.lease(self._member(peer), **frame.metadata),
             "progress": self._progress,
             "discard": self._discard,
             "give_back": self._give_back,
-            "snapshot": self._snapshot,
+            "snapshot": lambda peer, frame: self._samples.settled_by(**frame.metadata),
             "signal": self._signal,
             "heartbeat": self._heartbeat,
             "leave": self._leave,
+            "admit": self._admit,
             "exited": lambda peer, frame: self._exited(**frame.metadata),
             "status": lambda *_: Frame("state", {"state": self._status()}),
             "store_set": self._store_set,
@@ -226,8 +225,7 @@ class ControlService:
             raise self._failure
         rank, mailbox, begun = frame.metadata["rank"], frame.metadata["mailbox"], self._members.begun
         try:
-            address = tuple(mailbox) if mailbox else None
-            self._members.arrive(rank, frame.metadata["description"], address, time.monotonic())
+            self._members.arrive(rank, frame.metadata["description"], mailbox and tuple(mailbox), time.monotonic())
         except DifferentRunError as error:
             if not begun:
                 self._fail(error)
@@ -248,7 +246,8 @@ class ControlService:
         members = self._members
         lost = {str(rank): reason for rank, reason in members.lost.items()}
         roster = [list(address) if address else None for address in members.roster]
-        return {"generation": members.generation, "roster": roster, "lost": lost, "left": sorted(members.left)}
+        gone = {"lost": lost, "left": sorted(members.left), "joining": sorted(members.joining)}
+        return {"generation": members.generation, "admitted_in": members.admitted[1], "roster": roster, **gone}
 
     def _announce(self) -> None:
         self._push(Frame("membership", self._membership()))
@@ -280,21 +279,27 @@ class ControlService:
             self._lose(peer.rank, peer.reason)
 
     def _lose(self, rank: int, reason: str) -> None:
+        newcomer = rank in self._members.joining
         before, news = self._members.generation, self._members.lose(rank, reason)
         if news:
             self._announce()
-        if not news or (self._members.begun and self._members.generation == before):
-            return  # a better reason: nobody more is gone, and groups that are being formed will be complete
-        self._release(self._doubts.lost(rank, self._members.generation, self._members.present))
+        if not news or newcomer or (self._members.begun and self._members.generation == before):
+            return  # a better reason, or one who has not taken part yet: groups that are being formed will be complete
+        self._samples.lost(rank, self._members.generation, self._members.taking_part)
         if not self._members.begun:
             self._fail(PacelineError(f"Rank {rank} was lost before all ranks had arrived: {reason}."))
         # A group that was being formed will not be complete: who waits for a key may wait for the lost rank's.
         for peer, sequence in self._waiting.give_up(about_a_key):
             self._send(peer, error_frame(self._failure or PacelineError(f"Rank {rank} was lost: {reason}.")), sequence)
 
-    def _release(self, ranks: list[int]) -> None:
-        for rank in ranks if self._ledger is not None else []:
-            self._opened().release(rank)
+    def _admit(self, peer: Peer, frame: Frame) -> Answer:
+        """All who take part ask for the same admission, between the same two rounds; the first to ask decides it."""
+        self._member(peer)
+        if frame.metadata["number"] == self._members.admissions:
+            self._members.admit()
+            self._announce()
+        ranks, generation = self._members.admitted
+        return Frame("admitted", {"ranks": ranks, "generation": generation})
 
     def _leave(self, peer: Peer, frame: Frame) -> Answer:
         rank = self._member(peer)
@@ -304,9 +309,9 @@ class ControlService:
             self._lose(rank, frame.metadata["error"])
         else:
             self._members.leave(rank)
-            self._release([rank, *self._doubts.gone(rank)])
+            self._samples.left(rank)
             self._announce()
-        return DONE
+        return Frame("left", {"last": not self._members.present})
 
     def _heartbeat(self, peer: Peer, frame: Frame) -> None:
         if peer.rank is not None:
@@ -329,53 +334,29 @@ class ControlService:
             "missing": self._members.missing,
             "survives": self._members.begun and bool(self._members.description.get("survives")),
             "metrics": {str(rank): latest for rank, latest in self._metrics.items()},
-            "ledger": None if self._ledger is None else self._ledger.counters,
+            "ledger": self._samples.counters,
+            "held": self._samples.held,
+            "admits": bool(self._members.description.get("admits")),
         }
 
     # ---- samples
 
     def _open_ledger(self, peer: Peer, frame: Frame) -> Answer:
-        rank, terms = self._member(peer), frame.metadata
-        if self._ledger is None:
-            data = (terms["samples"], terms["epochs"], terms["micro_batch"])
-            self._ledger = Ledger(*data, workers=self._members.world_size, used=to_ranges(terms["used"]))
-            self._ledger_terms = terms
-        for field, value in terms.items():
-            if value != self._ledger_terms[field]:
-                raise PacelineError(
-                    f"Rank {rank} opens the data with {field} = {str(value)[:200]}, but another rank said "
-                    f"{str(self._ledger_terms[field])[:200]}.",
-                    remedy="Give every rank the same data, epochs, micro-batch and checkpoint.",
-                )
+        self._samples.open(self._member(peer), frame.metadata)
         return DONE
-
-    def _opened(self) -> Ledger:
-        if self._ledger is None:
-            raise PacelineError("No rank has opened the data yet.", remedy="Make the loader before asking for samples.")
-        return self._ledger
-
-    def _lease(self, peer: Peer, frame: Frame) -> Answer:
-        ledger = self._opened()
-        leases = ledger.lease(self._member(peer), frame.metadata["micro_batches"])
-        return Frame("leased", {"ranges": to_spans(leases), "complete": ledger.complete})
 
     def _progress(self, peer: Peer, frame: Frame) -> Answer:
         if peer.rank is not None:  # a heartbeat may still tell it after the farewell
-            self._opened().settle(frame.metadata["samples"])
-            self._release(self._doubts.heard(peer.rank, frame.metadata["generation"]))
+            self._samples.heard(peer.rank, **frame.metadata)
         return None
 
     def _discard(self, peer: Peer, frame: Frame) -> None:
-        self._opened().discard(self._member(peer), to_ranges(frame.metadata["ranges"]), frame.metadata["reason"])
+        ranges, reason = to_ranges(frame.metadata["ranges"]), frame.metadata["reason"]
+        self._samples.ledger.discard(self._member(peer), ranges, reason)
 
     def _give_back(self, peer: Peer, frame: Frame) -> Answer:
-        self._opened().give_back(self._member(peer), to_ranges(frame.metadata["ranges"]))
+        self._samples.ledger.give_back(self._member(peer), to_ranges(frame.metadata["ranges"]))
         return DONE
-
-    def _snapshot(self, peer: Peer, frame: Frame) -> Answer:
-        ledger = self._opened()
-        ledger.settle(frame.metadata["samples"])
-        return Frame("ranges", {"ranges": to_spans(ledger.settled)})
 
     # ---- key-value store
 

@@ -7,9 +7,9 @@ where it loses little, and the ones that trade them for speed where it loses muc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite, log2
 from typing import Any
 
 from paceline.backends.learners import TimingLearner
@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.race.spec import with_servers
 from paceline.race.timing import BYTES_PER_PARAMETER, time_strategy
 from paceline.report.words import percent
+from paceline.rules.codes import code_bytes
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.cluster_file import parse_cluster
 from paceline.simulator.network import Network
@@ -33,8 +34,15 @@ CANDIDATES = {
     "gssp": "late",
 }
 """What is simulated, and what its gradients are."""
+COMPRESSED = {
+    "all-reduce:compress=int8": "fresh, rounded",
+    "abs-sgd:compress=int8": "one round late, rounded",
+}
+"""What is simulated, too, where an all-reduce takes longer than a micro-batch of the fastest worker."""
+SHORTER = 0.75  # of an all-reduce: what int8 saves is then worth its rounding; where latency counts it saves nothing
 LITTLE_LOSS = 0.95  # of ideal: what is left to gain is within what a late gradient costs to learn from
 SLOW_NETWORK = 10  # micro-batches of the fastest worker in the time of one all-reduce
+STEPS_A_SYNC = 4  # own steps for each micro-batch that an average lasts: then waiting takes a fifth of the time
 SHORT_SECONDS = 0.005  # a round's own work of about 1 ms is then a fifth and more
 MICRO_BATCHES = 8_000  # of all workers together in one simulation: below a second of real time
 SLOWEST = 50  # at least so many of the slowest worker
@@ -64,8 +72,9 @@ class Advice:
 def joined(networks: Sequence[Network]) -> Network:
     """One network for all: a collective goes at the pace of its slowest link.
 
-    >>> joined([Network(latency=1e-4, bandwidth=1e9), Network(latency=1e-3, bandwidth=2e9)])
-    Network(latency=0.001, bandwidth=1000000000.0, all_reduce='ring', shared=False)
+    >>> network = joined([Network(latency=1e-4, bandwidth=1e9), Network(latency=1e-3, bandwidth=2e9)])
+    >>> network.latency, network.bandwidth
+    (0.001, 1000000000.0)
     """
     return Network(max(each.latency for each in networks), min(each.bandwidth for each in networks))
 
@@ -106,6 +115,33 @@ def _words(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
+def sync_micro_batches(cluster: Cluster, task: Task, code: str = "none") -> float:
+    """Micro-batches of the fastest worker in the time of one all-reduce of gradients that travel in that code."""
+    nbytes = code_bytes(code, task.parameters)
+    return cluster.network.all_reduce_seconds(cluster.workers, nbytes) / cluster.micro_batch_seconds
+
+
+def local_steps(cluster: Cluster, task: Task) -> str:
+    """local-sgd with as many own steps as the network asks for: a power of two.
+
+    >>> task = Task("digits", "mlp", 32, 1_000_000, divisible=True)
+    >>> network = Network(bandwidth=1e6)  # an all-reduce of two takes 4 s
+    >>> local_steps(Cluster.from_speeds([1, 1], micro_batch_seconds=0.1, network=network), task)
+    'local-sgd:steps=256:by_speed'
+    """
+    wanted = STEPS_A_SYNC * sync_micro_batches(cluster, task)
+    return f"local-sgd:steps={2 ** max(3, ceil(log2(max(1.0, wanted))))}:by_speed"
+
+
+def candidates(cluster: Cluster, task: Task) -> dict[str, str]:
+    """The strategies to simulate, and what their gradients are."""
+    chosen = dict(CANDIDATES)
+    if cluster.workers > 1 and sync_micro_batches(cluster, task) > 1:
+        chosen |= COMPRESSED
+        chosen[local_steps(cluster, task)] = "of own model"
+    return chosen
+
+
 def expectations(cluster: Cluster, task: Task) -> list[Expectation]:
     """What the simulator expects of each candidate."""
     learner = TimingLearner(nbytes=task.parameters * BYTES_PER_PARAMETER, divisible=task.divisible)
@@ -113,7 +149,7 @@ def expectations(cluster: Cluster, task: Task) -> list[Expectation]:
     all_reduce = cluster.network.all_reduce_seconds(cluster.workers, learner.nbytes)
     seconds = max(MICRO_BATCHES / cluster.micro_batches_per_second(), SLOWEST * max(slowest, all_reduce))
     found = []
-    for strategy, gradients in CANDIDATES.items():
+    for strategy, gradients in candidates(cluster, task).items():
         try:
             served = with_servers(cluster, create(strategy), None)
         except PacelineError:  # not for so many workers
@@ -142,6 +178,9 @@ def advise(expected: Sequence[Expectation], cluster: Cluster, task: Task) -> Adv
     if blocking.share_of_ideal >= LITTLE_LOSS:
         why = "the workers are alike and the network is quick, so that waiting costs little and every gradient is fresh"
         return Advice(blocking.strategy, blocking.share_of_ideal, why, notes)
+    slow = _for_a_slow_network(of, cluster, task)
+    if slow is not None:
+        return Advice(slow[0].strategy, slow[0].share_of_ideal, slow[1], notes)
     if balanced.share_of_ideal > ahead.share_of_ideal:
         why = (
             f"{task.model} has BatchNorm, so that micro-batches cannot be cut, and shares by speed use more than "
@@ -157,6 +196,27 @@ def advise(expected: Sequence[Expectation], cluster: Cluster, task: Task) -> Adv
     return Advice(ahead.strategy, ahead.share_of_ideal, why, notes)
 
 
+def _for_a_slow_network(of: Mapping[str, Expectation], cluster: Cluster, task: Task) -> tuple[Expectation, str] | None:
+    """What sends less, where an all-reduce takes longer than a micro-batch; None where it would not help."""
+    ahead = of.get("abs-sgd:compress=int8")
+    if ahead is None:
+        return None
+    plain, rounded = (sync_micro_batches(cluster, task, code) for code in ("none", "int8"))
+    saves = f"an all-reduce takes {plain:,.1f} micro-batches of the fastest worker, and {rounded:,.1f} as int8"
+    if rounded > SLOW_NETWORK:
+        local = of[local_steps(cluster, task)]
+        return local, (
+            f"{saves}: a round of abs-sgd would have {ahead.samples_per_round:,.0f} samples. "
+            "So each worker makes steps of its own, and models are averaged seldom"
+        )
+    if rounded < SHORTER * plain:
+        return ahead, (
+            f"{saves}, so that a round has {ahead.samples_per_round:,.0f} samples instead of "
+            f"{of['abs-sgd'].samples_per_round:,.0f}; nobody waits"
+        )
+    return None
+
+
 def _notes(cluster: Cluster, task: Task, ahead: Expectation) -> tuple[str, ...]:
     notes, shortest = [], cluster.micro_batch_seconds
     if shortest < SHORT_SECONDS:
@@ -164,12 +224,12 @@ def _notes(cluster: Cluster, task: Task, ahead: Expectation) -> tuple[str, ...]:
             f"A micro-batch of {1000 * shortest:.1f} ms is hardly longer than what a rank does for a round itself "
             "(about 1 ms), which the simulator does not know: expect less, or take larger micro-batches."
         )
-    longer = cluster.network.all_reduce_seconds(cluster.workers, task.parameters * BYTES_PER_PARAMETER) / shortest
+    longer = sync_micro_batches(cluster, task)
     if longer > SLOW_NETWORK:
         notes.append(
             f"An all-reduce takes as long as {longer:,.0f} micro-batches of the fastest worker, so that a round of "
             f"abs-sgd has {ahead.samples_per_round:,.0f} samples. Larger micro-batches, local-sgd or adaptive-sgd may "
-            "learn sooner: race them in the simulator."
+            "learn sooner than it: race them in the simulator."
         )
     return tuple(notes)
 

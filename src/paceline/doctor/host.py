@@ -11,6 +11,9 @@ from paceline.simulator.network import Network
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 
+WITHIN = ("latency", "bandwidth", "all_reduce", "shared")  # what describes the network of one machine
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at.
@@ -74,6 +77,8 @@ class Host:
     def as_dict(self) -> dict[str, Any]:
         """As JSON can carry it."""
         values = asdict(self)
+        if self.network is not None:  # within one machine there are no hosts
+            values["network"] = {key: values["network"][key] for key in WITHIN}
         return values | {key: list(values[key]) for key in ("devices", "findings")}
 
     @classmethod

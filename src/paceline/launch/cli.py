@@ -10,6 +10,14 @@ import typer
 from paceline.errors import PacelineError, no_such
 
 SYSTEMS = ("slurm", "kubernetes")
+ADDRESS_HELP = "Ray: of a running cluster, or auto. Default: RAY_ADDRESS, or one is started on this machine."
+RESOURCES_HELP = (
+    "Ray: what each worker needs, as JSON: '{\"CPU\": 4}', or a list with one for each worker and then each server: "
+    '\'[{"GPU": 1}, {"CPU": 4}]\'. Default: one core.'
+)
+MASTER_HELP = "HOST:PORT of the first host, where all meet; the same on all."
+INTERFACE_HELP = "Network interface of this host, or its address. Default: the one that leads to --master."
+REPORT_HELP = "Write report.html into the run's folder at the end."
 SECRET_HELP = "Of the secret that hosts share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."
 
 
@@ -22,16 +30,14 @@ def add_to(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A Python script; its own arguments follow it.")],
-    nproc: Annotated[int, typer.Option(help="How many processes to start on this machine.", min=1)] = 1,
+    nproc: Annotated[int, typer.Option(help="How many processes to start on this machine, or in Ray.", min=1)] = 1,
+    engine: Annotated[str, typer.Option(help="Who starts them: local, or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help=ADDRESS_HELP)] = None,
+    resources: Annotated[str | None, typer.Option(help=RESOURCES_HELP)] = None,
     nnodes: Annotated[int, typer.Option(help="How many hosts; the command is started on each.", min=1)] = 1,
     node_rank: Annotated[int | None, typer.Option(help="The number of this host, from 0.", min=0)] = None,
-    master: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the first host, where all meet; the same on all.")
-    ] = None,
-    interface: Annotated[
-        str | None,
-        typer.Option(help="Network interface of this host, or its address. Default: the one that leads to --master."),
-    ] = None,
+    master: Annotated[str | None, typer.Option(help=MASTER_HELP)] = None,
+    interface: Annotated[str | None, typer.Option(help=INTERFACE_HELP)] = None,
     secret_file: Annotated[Path | None, typer.Option(help=SECRET_HELP)] = None,
     name: Annotated[str, typer.Option(help="The run's folder is OUT/NAME/TIME.")] = "run",
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
@@ -45,24 +51,31 @@ def run(
     return_timeout: Annotated[
         float, typer.Option(help="Seconds that ranks look for a control plane that has died.", min=0.0)
     ] = 20.0,
+    replace: Annotated[
+        int, typer.Option(help="How often, in all, a rank of this host that was lost is started again.", min=0)
+    ] = 0,
     restarts: Annotated[int, typer.Option(help="How often a run that has failed is started again.", min=0)] = 0,
     servers: Annotated[int, typer.Option(help="Further processes that serve: bsp, ssp, dssp, asp, gssp.", min=0)] = 0,
-    report: Annotated[
-        bool, typer.Option("--report", help="Write report.html into the run's folder at the end.")
-    ] = False,
+    report: Annotated[bool, typer.Option("--report", help=REPORT_HELP)] = False,
 ) -> None:
-    """Run a training script on several processes of this machine, or of several, and show what every worker does."""
+    """Run a training script on processes of this machine, of several or of Ray, and show what every worker does."""
     from paceline.launch.command import run_script
     from paceline.launch.hosts import Hosts
+    from paceline.ray.cluster import RayCluster
 
+    hosts = Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file)
+    cluster = RayCluster.of_options(
+        engine, address, resources, nproc=nproc, servers=servers, replace=replace, alone=hosts is None
+    )
     code = run_script(
         [str(script), *context.args],
         nproc,
         out / name,
         servers=servers,
+        replace=replace,
         restarts=restarts,
         report=report,
-        hosts=Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file),
+        hosts=cluster or hosts,
         port=port,
         join_timeout=join_timeout,
         heartbeat_timeout=heartbeat_timeout,

@@ -19,14 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from paceline.control.client import ControlClient
+from paceline.control.membership import ON_NOTICE
 from paceline.errors import PacelineError
 from paceline.launch.hosted import HostedService
-from paceline.launch.surroundings import address_on, card_of, environment_of
+from paceline.launch.replacing import Replacing
+from paceline.launch.surroundings import JOINS, address_on, card_of, environment_of
 
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.25  # between two looks whether somebody is lost whose process still runs
 JOIN_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
 KILL_SECONDS = 5.0  # between asking to end and ending
@@ -42,9 +45,12 @@ class Launch:
     first_failed: int | None = None
     last_words: dict[int, list[str]] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)  # ranks that the run went on without
+    left: list[int] = field(default_factory=list)  # ranks that left on notice
+    ended: bool = True  # whether somebody stayed to the end
     ranks: Sequence[int] = ()  # of this host, as the exit codes are; by default from 0 on
     elsewhere: dict[int, str] = field(default_factory=dict)  # lost ranks of other hosts, in order, and why
     first_elsewhere: bool = False  # whether the first of all that were lost is one of those
+    reasons: dict[int, str] = field(default_factory=dict)  # of ranks whose exit code does not say why they ended
 
     @property
     def ok(self) -> bool:
@@ -52,7 +58,7 @@ class Launch:
 
     def how(self, rank: int) -> str:
         """How the rank ended, in words."""
-        return self.elsewhere[rank] if rank in self.elsewhere else _in_words(self.exit_code(rank))
+        return self.elsewhere.get(rank) or self.reasons.get(rank) or _in_words(self.exit_code(rank))
 
     def exit_code(self, rank: int) -> int:
         """Of a rank of this host."""
@@ -81,6 +87,7 @@ def launch(
     port: int = 0,
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
+    replace: int = 0,
     **timeouts: float,
 ) -> Launch:
     """Run the command once for every rank and wait for all.
@@ -92,12 +99,13 @@ def launch(
         port: of the control plane; 0 takes a free one.
         environment: further variables; `roles.environment_of_servers` says how many ranks, the last ones, serve.
         quiet: keep what the ranks print for `logs/` alone.
+        replace: how often, in all, a rank that was lost is started again, to join the run.
         timeouts: in seconds: `join_timeout`, until a rank that has not arrived is given up, 120 by default;
             `heartbeat_timeout`, of silence after which a rank that hangs is given up; `return_timeout`, until ranks
             give up a control plane that has died and does not come back.
     """
     with ended_by_sigterm(), place_alone(nproc, folder, port=port, environment=environment, **timeouts) as place:
-        return run_ranks(command, place, quiet)
+        return run_ranks(command, place, quiet, replace)
 
 
 @contextmanager
@@ -111,8 +119,8 @@ def place_alone(
         yield Place(range(nproc), nproc, card_of(service.address, folder, secret), environment or {})
 
 
-def run_ranks(command: Sequence[str], place: Place, quiet: bool = False) -> Launch:
-    """Run the command once for every rank of this host and wait for all."""
+def run_ranks(command: Sequence[str], place: Place, quiet: bool = False, replace: int = 0) -> Launch:
+    """Run the command once for every rank of this host and wait for all; see `launch`."""
     logs = place.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with ControlClient(address_on(place.card), bytes.fromhex(place.card["secret"]), place.world_size) as control:
@@ -120,78 +128,68 @@ def run_ranks(command: Sequence[str], place: Place, quiet: bool = False) -> Laun
         shared |= {"WORLD_SIZE": str(place.world_size), "LOCAL_WORLD_SIZE": str(len(place.ranks))}
         shared["PYTHONUNBUFFERED"] = "1"
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too
-        children = Children(command, place.ranks, shared, logs, quiet)
+        children = Children(command, place.ranks, shared, logs, quiet, Replacing(replace))
         try:
             return children.watch(control)
         finally:
             children.end_all()
 
 
-class Children:
-    """The ranks' processes."""
+class Process(Protocol):
+    """What a launcher asks of a rank's process; those of `subprocess` answer it."""
 
-    def __init__(
-        self, command: Sequence[str], ranks: Sequence[int], shared: dict[str, str], logs: Path, quiet: bool
-    ) -> None:
-        self._quiet, self._ranks = quiet, list(ranks)
+    @property
+    def returncode(self) -> Any: ...
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Control(Protocol):
+    """What a launcher asks of the control plane."""
+
+    def report_exit(self, rank: int, reason: str) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class Ranks:
+    """The ranks' processes, wherever they are: heard, watched and ended."""
+
+    def __init__(self, ranks: Sequence[int], quiet: bool, replacing: Replacing) -> None:
+        self._quiet, self._ranks, self._replacing = quiet, list(ranks), replacing
+        self._look_at = float("inf") if replacing.never else 0.0
         self._printing = threading.Lock()
         self._last_words: dict[int, list[str]] = {rank: [] for rank in ranks}
-        self._processes: list[subprocess.Popen[str]] = []
+        self._reasons: dict[int, str] = {}
+        self._processes: list[Process] = []
         self._readers: list[threading.Thread] = []
-        try:
-            for place, rank in enumerate(ranks):
-                self._start(command, rank, shared | {"RANK": str(rank), "LOCAL_RANK": str(place)}, logs)
-        except BaseException:
-            self.end_all()
-            raise
 
-    def _start(self, command: Sequence[str], rank: int, environment: dict[str, str], logs: Path) -> None:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
-        )
-        self._processes.append(process)
-        log = (logs / f"rank-{rank:04d}.log").open("w")
-        lock = threading.Lock()
-        readers = []
-        for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            assert stream is not None
-            readers.append(threading.Thread(target=self._copy, args=(rank, stream, target, log, lock), daemon=True))
-        self._readers += [*readers, threading.Thread(target=_close_after, args=(log, readers), daemon=True)]
-        for reader in self._readers[-3:]:
-            reader.start()
+    def _hear(self, rank: int, line: str, target: IO[str]) -> None:
+        """A line that a rank has written."""
+        if target is sys.stderr:
+            self._last_words[rank] = [*self._last_words[rank][-LAST_LINES:], line.rstrip("\n")]
+        if not self._quiet:
+            with self._printing:
+                print(f"[rank {rank}] {line}", end="", file=target, flush=True)
 
-    def _copy(self, rank: int, stream: IO[str], target: IO[str], log: IO[str], lock: threading.Lock) -> None:
-        for line in stream:
-            with lock:
-                log.write(line)
-                log.flush()
-            if target is sys.stderr:
-                self._last_words[rank] = [*self._last_words[rank][-LAST_LINES:], line.rstrip("\n")]
-            if not self._quiet:
-                with self._printing:
-                    print(f"[rank {rank}] {line}", end="", file=target, flush=True)
-        stream.close()
-
-    def watch(self, control: ControlClient) -> Launch:
+    def watch(self, control: Control) -> Launch:
         """Until all have ended, or some time after the first has failed."""
         first_failed, give_up_at = None, float("inf")
         failed: set[int] = set()
         told: set[int] = set()
-        while len(told) < len(self._processes) and time.monotonic() < give_up_at:
+        while (len(told) < len(self._processes) or self._replacing.waiting) and time.monotonic() < give_up_at:
+            told -= self._replace(control)
             for rank, process in zip(self._ranks, self._processes, strict=True):
                 code = process.poll()
                 if code is None or rank in told:
                     continue
                 told.add(rank)
                 if code != 0:
-                    self._report(control, rank, _in_words(code))
+                    how = self._reasons.get(rank) or _in_words(code)
+                    self._report(control, rank, how)
+                    if self._replacing.plan(rank, how, _status(control), time.monotonic()):
+                        continue
                     first_failed = rank if first_failed is None else first_failed
                     failed.add(rank)
                 if not self._goes_on(control, told, first_failed is not None):
@@ -200,28 +198,49 @@ class Children:
         self.end_all()
         codes = [process.returncode for process in self._processes]
         state = _status(control)
-        lost = sorted(map(int, state["lost"])) if state["survives"] and 0 in codes else []
+        left = sorted(int(rank) for rank, why in state["lost"].items() if why == ON_NOTICE)
+        stayed = any(code == 0 and rank not in left for rank, code in zip(self._ranks, codes, strict=True))
+        lost = sorted({*map(int, state["lost"])} - {*left}) if state["survives"] and stayed else []
         elsewhere = {int(rank): why for rank, why in state["lost"].items() if int(rank) not in self._ranks}
         return Launch(
             codes,
             None if lost else _first(state, failed, first_failed),
             self._last_words,
             lost,
+            left,
+            not left or bool(state["left"]),
             self._ranks,
             elsewhere,
             next(iter(map(int, state["lost"])), None) in elsewhere,
+            self._reasons,
         )
 
+    def _replace(self, control: Control) -> set[int]:
+        """End those who are lost and do not know it, and start again whose turn it is; who was started."""
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            for rank in self._replacing.stranded(_status(control)):
+                if rank in self._ranks:
+                    self._processes[self._ranks.index(rank)].kill()
+        started = self._replacing.due(time.monotonic())
+        for rank in started:
+            self._processes[self._ranks.index(rank)] = self._start(rank, joins=True)
+        return set(started)
+
+    def _start(self, rank: int, joins: bool = False) -> Process:
+        """Start the rank's process, `joins` for one that joins a running training; of a launcher that replaces."""
+        raise PacelineError(f"Rank {rank} cannot be started again here.")
+
     @staticmethod
-    def _report(control: ControlClient, rank: int, reason: str) -> None:
+    def _report(control: Control, rank: int, reason: str) -> None:
         with suppress(PacelineError):  # the control plane is gone for good: the ranks will say so themselves
             control.report_exit(rank, reason)
 
-    def _goes_on(self, control: ControlClient, ended: set[int], one_failed: bool) -> bool:
+    def _goes_on(self, control: Control, ended: set[int], one_failed: bool) -> bool:
         """Whether nobody has failed, or the run survives that; and not all that still runs is lost, one that hangs
         say."""
         state, running = _status(control), set(self._ranks) - ended
-        survives, lost = bool(state["survives"]), set(map(int, state["lost"]))
+        survives, lost = bool(state["survives"]), {int(r) for r, why in state["lost"].items() if why != ON_NOTICE}
         return (not one_failed and not lost) or (survives and not running <= lost)
 
     def end_all(self) -> None:
@@ -240,11 +259,64 @@ class Children:
             reader.join(KILL_SECONDS)  # a grandchild may hold the pipe open
 
 
-def _status(control: ControlClient) -> dict[str, Any]:
+class Children(Ranks):
+    """The ranks as child processes of the launcher."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        ranks: Sequence[int],
+        shared: dict[str, str],
+        logs: Path,
+        quiet: bool,
+        replacing: Replacing,
+    ) -> None:
+        super().__init__(ranks, quiet, replacing)
+        self._command, self._shared, self._logs = command, shared, logs
+        try:
+            for rank in ranks:
+                self._processes.append(self._start(rank))
+        except BaseException:
+            self.end_all()
+            raise
+
+    def _start(self, rank: int, joins: bool = False) -> subprocess.Popen[str]:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(self._ranks.index(rank)), **({JOINS: "1"} if joins else {})}
+        process = subprocess.Popen(
+            self._command,
+            env=self._shared | own,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+        )
+        log = (self._logs / f"rank-{rank:04d}.log").open("a" if joins else "w")
+        lock = threading.Lock()
+        readers = []
+        for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            assert stream is not None
+            readers.append(threading.Thread(target=self._copy, args=(rank, stream, target, log, lock), daemon=True))
+        self._readers += [*readers, threading.Thread(target=_close_after, args=(log, readers), daemon=True)]
+        for reader in self._readers[-3:]:
+            reader.start()
+        return process
+
+    def _copy(self, rank: int, stream: IO[str], target: IO[str], log: IO[str], lock: threading.Lock) -> None:
+        for line in stream:
+            with lock:
+                log.write(line)
+                log.flush()
+            self._hear(rank, line, target)
+        stream.close()
+
+
+def _status(control: Control) -> dict[str, Any]:
     try:
         return control.status()
     except PacelineError:  # it is gone for good, and nobody can go on
-        return {"lost": {}, "survives": False}
+        return {"lost": {}, "left": [], "survives": False, "admits": False, "present": [], "joining": []}
 
 
 def _first(state: dict[str, Any], failed: set[int], first_seen: int | None) -> int | None:

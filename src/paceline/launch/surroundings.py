@@ -23,6 +23,7 @@ from paceline.launch.hosted import HostedService
 from paceline.launch.roles import SERVERS, Servers, place, serving_ranks
 
 CONTROL, SECRET, FOLDER, ORIGIN = "PACELINE_CONTROL", "PACELINE_SECRET", "PACELINE_FOLDER", "PACELINE_ORIGIN"
+JOINS = "PACELINE_JOINS"
 _given: dict[str, str] = {}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -41,6 +42,7 @@ class Surroundings:
         origin: `time.time()` at which the run began.
         join_timeout: seconds to wait for the other ranks.
         service: the control plane, if a child of this process is it.
+        joins: whether the rank joins a running training.
     """
 
     rank: int
@@ -53,6 +55,7 @@ class Surroundings:
     origin: float
     join_timeout: float
     service: HostedService | None = None
+    joins: bool = False
 
     @classmethod
     def find(
@@ -77,7 +80,8 @@ class Surroundings:
         rank = place(rank, world_size, serving)
         control = ControlClient(address, secret, rank, connect_seconds=join_timeout)
         folder, origin = Path(card["folder"]), float(card["origin"])
-        return cls(rank, world_size, len(serving), control, address, secret, folder, origin, join_timeout, service)
+        run = (control, address, secret, folder, origin, join_timeout, service)
+        return cls(rank, world_size, len(serving), *run, joins=os.environ.get(JOINS) == "1")
 
     @property
     def workers(self) -> int:
@@ -99,8 +103,8 @@ class Surroundings:
         return find_interface(chosen)[1] if chosen and own_interfaces() else self.control.local_host
 
     def tell_all(self, key: str, value: str) -> str:
-        """Rank 0's value, on every rank."""
-        if self.rank == 0:
+        """Rank 0's value, on every rank; who joins later is told what was said at the beginning."""
+        if self.rank == 0 and not self.joins:
             self.control.store_set(key, value.encode())
             return value
         return self.control.store_get(key, self.join_timeout).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import nan
 
 import torch
 from torch import Tensor
@@ -46,7 +47,8 @@ class Snapshots:
 
     def average(self, rank: int, ranks: int, share: Share, add_up: Callable[[Tensor], Tensor]) -> None:
         """Where ranks step alone: the means of all ranks' models, each as of the time when the last of them was there.
-        A rank that has none of a moment was in a long round, and its model was still the one of before.
+        A rank that has none of a moment was in a long round, and its model was still the one of before. One that brings
+        nothing to the mean, a worker of a parameter server, has no say in when that was.
 
         Args:
             rank, ranks: which one this is, and how many there are.
@@ -58,13 +60,14 @@ class Snapshots:
         means: dict[int, tuple[float, int, Tensor]] = {}
         bounds = torch.zeros(2, ranks, dtype=torch.float64)
         looked_at = [moment for moment in self._kept if moment != LAST] or [0]
-        bounds[:, rank] = torch.tensor([min(looked_at), max(looked_at)])
-        first, last = add_up(bounds)
+        bounds[:, rank] = torch.tensor([nan, nan] if share.empty else [min(looked_at), max(looked_at)])
+        first, last = (each[~each.isnan()] for each in add_up(bounds))
         for moment in [*range(int(first.min()), int(last.max()) + 1), LAST]:
             newest = self._kept.get(moment, newest)
             t, samples, parameters = newest
             told = torch.zeros(3, ranks, dtype=torch.float64)
-            told[:, rank] = torch.tensor([moment in self._kept, t, samples])
+            if not share.empty:
+                told[:, rank] = torch.tensor([moment in self._kept, t, samples], dtype=torch.float64)
             fresh, times, seen = add_up(told)
             if fresh.any():
                 means[moment] = (float(times.max()), int(seen.max()), add_up(share_of(parameters, share) / models))

@@ -38,7 +38,7 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, device_of: Callable
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
         snapshots = Snapshots(workload, spec.seed, spec.seconds)
         alone, share = run.strategy.steps_alone, run.share_of_model
-        if run.rank == 0 or (alone and share.last != 0):
+        if not share.empty if alone else run.rank == 0:
             run.after_round(
                 lambda: snapshots.look(run.node.now(), run.node.samples_applied, lambda: run.node.parameters)
             )

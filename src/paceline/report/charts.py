@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -42,8 +42,16 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def line_chart(curves: Sequence[Curve], *, x_label: str, y_label: str, target: float | None = None) -> str:
-    """The chart as an SVG element; the curves take the colours of their places in the list."""
+def line_chart(
+    curves: Sequence[Curve],
+    *,
+    x_label: str,
+    y_label: str,
+    target: float | None = None,
+    x_marks: Mapping[float, str] | None = None,
+) -> str:
+    """The chart as an SVG element; the curves take the colours of their places in the list. `x_marks`: what is written
+    where on an axis that goes from the first to the last of them; by default it begins at 0 and has round numbers."""
     points = [point for curve in curves for point in curve.points if all(map(math.isfinite, point))]
     if not points:
         return (
@@ -52,9 +60,9 @@ def line_chart(curves: Sequence[Curve], *, x_label: str, y_label: str, target: f
         )
     ys = [y for _, y in points] + ([target] if target is not None else [])
     longest, y_ticks = max(x for x, _ in points) or 1.0, ticks(min(ys), max(ys))
-    x_ticks = [mark for mark in ticks(0.0, longest) if mark <= longest]
-    place = _Placing(0.0, longest, y_ticks[0], y_ticks[-1])
-    parts = [_grid(place, x_ticks, y_ticks), _labels(x_label, y_label)]
+    marks = x_marks or {mark: _tick_text(mark) for mark in ticks(0.0, longest) if mark <= longest}
+    place = _Placing(min(marks), max(marks) if x_marks else longest, y_ticks[0], y_ticks[-1])
+    parts = [_grid(place, marks, y_ticks), _labels(x_label, y_label)]
     if target is not None:
         d = f"M{LEFT} {place.y(target):.1f}H{WIDTH - RIGHT}"
         parts.append(f'<path d="{d}" stroke="{INK}" stroke-dasharray="5 4"/>')
@@ -79,17 +87,17 @@ class _Placing:
         return HEIGHT - BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM)
 
 
-def _grid(place: _Placing, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> str:
+def _grid(place: _Placing, marks: Mapping[float, str], y_ticks: Sequence[float]) -> str:
     floor = HEIGHT - BOTTOM
     parts = []
     for value in y_ticks:
         y = place.y(value)
         parts.append(f'<path stroke="{LINE}" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(_text(LEFT - 7, y + 4.5, _tick_text(value), "end"))
-    for value in x_ticks:
+    for value, said in marks.items():
         x = place.x(value)
         parts.append(f'<path stroke="{SOFT}" d="M{x:.1f} {floor}v5"/>')
-        parts.append(_text(x, floor + 19, _tick_text(value)))
+        parts.append(_text(x, floor + 19, said))
     parts.append(f'<path stroke="{SOFT}" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
     return "".join(parts)
 

@@ -29,6 +29,12 @@ SHARE_NOTE = (
     "Share of ideal: samples used, divided by what all workers could have computed in the same time, each at its "
     "own speed alone. To target: when the held-out metric first reached it. Idle: mean over the workers."
 )
+BUSY_NOTE = (
+    "More than 100 %: alone, workers were slower than in the race. Others had the machine while they were measured; "
+    "compare strategies with each other only, or race again when it is idle."
+)
+MOST_OF_IDEAL = 1.05
+"""More than measuring a worker alone can be wrong by."""
 LIMIT_NOTE = (
     "Of limit: the least time to the target that any method needs on this cluster, divided by this strategy's. It "
     "is the product of three. Hardware: the share of ideal. Batch: what its batches cost against the best one "
@@ -84,7 +90,8 @@ def results(race: dict[str, Any]) -> str:
         f'<p class="bad">{escape(str(name))} did not finish: {escape(str(error))}</p>'
         for name, error in race.get("failed", {}).items()
     )
-    return f'<div class="card">{_table(header, lines)}<p class="soft note">{SHARE_NOTE}</p>{failed}</div>'
+    busy = f'<p class="bad">{BUSY_NOTE}</p>' if best > MOST_OF_IDEAL else ""
+    return f'<div class="card">{_table(header, lines)}{busy}<p class="soft note">{SHARE_NOTE}</p>{failed}</div>'
 
 
 def limits(found: Sequence[dict[str, Any]]) -> str:

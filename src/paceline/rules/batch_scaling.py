@@ -6,6 +6,10 @@
 Between two merges, in a time t, a worker of speed v makes u = t·v/b updates. A sample more in its batch changes u by
 −u/b, so that β·u/b of a difference is gone after the next merge: above 1 the batch swings from merge to merge, and from
 2 on more and more. [ours] β_i is at most half of b_i/ū.
+
+Both rules make updates equal, and at every common level of the batches they are: the level is nobody's aim. A batch
+that has come to the largest stays there while others shrink, so every change of speeds leaves the level lower.
+[ours] `at_full_size` raises it again.
 """
 
 from __future__ import annotations
@@ -44,6 +48,15 @@ def scaled_batches(
         min(max(batch + _change(rule, own - mean, beta, LARGEST_GAIN * batch / mean), least), most)
         for batch, own in zip(batches, updates, strict=True)
     ]
+
+
+def at_full_size(batches: Sequence[float], largest: float) -> list[float]:
+    """Batches of the same proportions, of which the largest is as large as may be. Updates stay as equal as they were.
+
+    >>> at_full_size((800, 400), largest=1000)
+    [1000.0, 500.0]
+    """
+    return [batch * (largest / max(batches)) for batch in batches]
 
 
 def _change(rule: str, difference: float, beta: float, guard: float) -> float:

@@ -12,7 +12,7 @@ All are undirected and connected: whatever one worker learns must be able to rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
@@ -102,6 +102,29 @@ class Graph:
             left -= part
             parts.append(tuple(sorted(part)))
         return tuple(parts)
+
+    def among(self, here: Sequence[int]) -> Graph:
+        """The graph over those who are here, each by its place among them. Where a rank is missing, its neighbours are
+        joined to a ring in the order of their ranks: who could reach each other through it still can. The missing ones
+        are taken out in order, so that all who know who is here know the same graph.
+
+        Args:
+            here: ranks of this graph, in order.
+
+        >>> ring(5).among((0, 1, 3, 4)).edges  # a ring again
+        ((0, 1), (0, 3), (1, 2), (2, 3))
+        >>> star(5).among((1, 2, 3, 4)).edges  # without its centre, too
+        ((0, 1), (0, 3), (1, 2), (2, 3))
+        """
+        near = [set(each) for each in self._neighbours]
+        for missing in sorted(set(range(self.workers)).difference(here)):
+            around = sorted(near[missing])
+            for one, other in zip(around, [*around[1:], *around[:1]], strict=True):
+                near[one] = (near[one] | {other}) - {missing, one}
+                near[other] = (near[other] | {one}) - {missing, other}
+            near[missing] = set()
+        places = {rank: place for place, rank in enumerate(here)}
+        return _graph(len(here), ((places[one], places[other]) for one in here for other in near[one]))
 
     def connected(self) -> Graph:
         """Itself, or an error that names the parts which do not hang together."""

@@ -56,6 +56,13 @@ class NoiseScale:
         self.squared_norm += rate * (squared_norm - self.squared_norm)
         self.variance += rate * (variance - self.variance)
 
+    def state(self) -> list[float]:
+        """All that it has seen, as numbers."""
+        return [self.squared_norm, self.variance, self._weight]
+
+    def restore(self, state: list[float]) -> None:
+        self.squared_norm, self.variance, self._weight = state
+
     @property
     def value(self) -> float | None:
         """None before the first round, and while the gradient is lost in the noise (then it is very large)."""

@@ -55,15 +55,17 @@ def equal_shares(workers: int, each: int) -> tuple[int, ...]:
 
 
 def among(counts: tuple[int, ...], ranks: Sequence[int]) -> tuple[int, ...]:
-    """What the others had is shared out among these, in proportion to what they have; where nobody says who is there,
-    all are.
+    """What the others had is shared out among these, in proportion to what they have; one that has nothing, a newcomer,
+    counts like the mean of those who have. Where nobody says who is there, all are.
 
-    >>> among((4, 4, 2, 1), (0, 2, 3)), among((3, 0, 3), (0, 2))
-    ((6, 0, 3, 2), (3, 0, 3))
+    >>> among((4, 4, 2, 1), (0, 2, 3)), among((3, 0, 3), (0, 2)), among((6, 0, 3), (0, 1, 2))
+    ((6, 0, 3, 2), (3, 0, 3), (4, 3, 2))
     """
-    if len(ranks) in (0, len(counts)) or not any(count for rank, count in enumerate(counts) if rank not in ranks):
+    having = [count for count in counts if count]
+    if not ranks or (len(having) == len(ranks) and all(counts[rank] for rank in ranks)):
         return counts
-    here = [max(1, counts[rank]) for rank in ranks]
+    mean = sum(having) / len(having)
+    here = [counts[rank] or mean for rank in ranks]
     ends = list(accumulate(here, initial=0))
     cuts = [round(sum(counts) * end / ends[-1]) for end in ends]
     shared = dict(zip(ranks, (after - before for before, after in pairwise(cuts)), strict=True))

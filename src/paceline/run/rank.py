@@ -6,23 +6,28 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from paceline import __version__
 from paceline.backends.collectives import Collectives
 from paceline.backends.learning_node import Task
 from paceline.backends.mailbox import Mailbox
+from paceline.backends.parting import may_go
 from paceline.backends.peers import ControlPeers
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
 from paceline.callbacks import Callback, JsonLines
+from paceline.control.membership import ON_NOTICE
 from paceline.control.messages import to_ranges
 from paceline.control.service import CONNECTION_CLOSED
 from paceline.control.stock import LeaseStock
 from paceline.errors import PacelineError
 from paceline.launch.surroundings import Surroundings
 from paceline.record import FileRecorder, Recorder
+from paceline.run.checkpoint import Checkpoint
 from paceline.run.loader import Loader
 from paceline.run.metrics import Feed, write_settings
 from paceline.strategies.strategy import Strategy
@@ -30,6 +35,8 @@ from paceline.versions import versions
 
 log = logging.getLogger("paceline")
 WHY_SECONDS = 0.5  # many times the launcher's pause between two looks
+LOOK_SECONDS = 0.02  # between two looks of a newcomer at who is here
+STATE = "state"  # the message that brings it the state of the run
 
 
 class Rank:
@@ -54,38 +61,31 @@ class Rank:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self._control, self._loader, self._strategy = surroundings.control, loader, strategy
+        replica.send_as(strategy.code)
         self._told: set[int] = set()
+        self._once_lost = False  # somebody, who may be back
         self._unexplained: dict[int, float] = {}
         self._stock: LeaseStock | None = None
+        self._parted = False
         now = run_clock(surroundings.origin)
-        self._file = FileRecorder(surroundings.folder / "events", surroundings.rank)
+        self._file = FileRecorder(surroundings.folder / "events", surroundings.rank, surroundings.joins)
         self.recorder: Recorder = self._file
         self._feed: Feed | None = None
         self._mailbox = Mailbox(surroundings.rank, surroundings.secret, host=surroundings.host)
         # Before anything is added up: do all ranks mean the same? gloo would abort or return half a sum.
-        self._control.hello(
-            {
-                "version": __version__,
-                "world_size": surroundings.world_size,
-                "servers": surroundings.servers,
-                "strategy": strategy.name,
-                "options": dataclasses.asdict(strategy),
-                "survives": strategy.survives,
-                "schedulers": schedulers,
-                "parameters": replica.describe(),
-                "data": {"samples": loader.samples, "micro_batch": loader.micro_batch, "seed": loader.seed},
-            },
-            self._mailbox.address,
-        )
+        self._control.hello(self._meant(surroundings, replica, schedulers), self._mailbox.address)
         self._mailbox.connect(self._control.roster)
+        self._told |= self._control.lost.keys()  # who joins has not known them
+        self._once_lost = surroundings.joins
         self.collectives = Collectives(
             ControlPeers(self._control, self.check_peers),
             surroundings.rank,
             surroundings.world_size,
             replica.parameters.device,
             surroundings.host,
+            surroundings.joins,
         )
-        if surroundings.rank == 0:
+        if surroundings.rank == 0 and not surroundings.joins:
             info = self._described(surroundings, replica)
             write_settings(surroundings.folder, info)
             self._feed = Feed(self._file, [JsonLines(), *callbacks], info, lambda: self.node.samples_applied)
@@ -100,6 +100,22 @@ class Rank:
             self.check_peers,
             Task(loader.micro_batch, loader.samples, surroundings.servers, strategy.survives, self._more_to_come),
         )
+
+    def _meant(self, surroundings: Surroundings, replica: Replica, schedulers: list[str]) -> dict[str, Any]:
+        """What all ranks must mean alike, and what the control plane must know of the strategy."""
+        strategy, loader = self._strategy, self._loader
+        return {
+            "version": __version__,
+            "world_size": surroundings.world_size,
+            "servers": surroundings.servers,
+            "strategy": strategy.name,
+            "options": dataclasses.asdict(strategy),
+            "survives": strategy.survives,
+            "admits": strategy.takes_newcomers,
+            "schedulers": schedulers,
+            "parameters": replica.describe(),
+            "data": {"samples": loader.samples, "micro_batch": loader.micro_batch, "seed": loader.seed},
+        }
 
     def _described(self, surroundings: Surroundings, replica: Replica) -> dict[str, Any]:
         """The run, for its folder and for callbacks."""
@@ -139,6 +155,7 @@ class Rank:
             raise self._cannot_go_on(lacks)
         for rank in sorted(lost.keys() - self._told):
             self._told.add(rank)
+            self._once_lost = True
             self._mailbox.lose(rank)
             self._unexplained[rank] = time.monotonic() + WHY_SECONDS
 
@@ -164,11 +181,15 @@ class Rank:
                 first = next((each for each in range(self.node.world_size) if each not in self._control.lost), -1)
                 if self.node.rank == first:  # also while those who are left still agree on who is here
                     self.recorder.write("lost", rank, self.node.now(), reason=reason)
-                    self.node.warn(f"Rank {rank} was lost ({reason}); the run goes on without it.")
+                    if reason == ON_NOTICE:
+                        self.node.tell(f"Rank {rank} has left on notice; the run goes on without it.")
+                    else:
+                        self.node.warn(f"Rank {rank} was lost ({reason}); the run goes on without it.")
 
     def _more_to_come(self) -> bool:
-        """Whether a lost rank has left samples behind that nobody has used yet."""
-        if not self._told or self._loader.over:
+        """Whether a lost rank has left samples behind that nobody has used yet, and that this rank may get: one whose
+        loop was left takes none."""
+        if not self._once_lost or self._loader.over or self._stock is None:
             return False
         self.node.tell_progress()
         ledger = self._control.status()["ledger"]
@@ -180,6 +201,11 @@ class Rank:
         self._control.open_ledger(loader.samples, loader.epochs, loader.micro_batch, to_ranges(used))
         # Together: who starts early must not compute a huge first round before the others come.
         self.node.meet()
+        self.lease()
+
+    def lease(self) -> None:
+        """Take leases from now on."""
+        loader = self._loader
         self._stock = LeaseStock(self._control)
         loader.start(self._stock.next_range, lambda: self.node.portion)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
@@ -196,6 +222,60 @@ class Rank:
         """The samples that the parameters are the result of, after a round that all ranks have."""
         return self._control.snapshot(self.node.books.progress)
 
+    # ---- newcomers
+
+    def admit(self, number: int, state: Callable[[], Checkpoint]) -> None:
+        """All who take part together, between two rounds: let those in who wait. The first of the others gives them
+        the state of the run."""
+        self.collectives.meet_to_admit()
+        newcomers, generation = self._control.admit(number)
+        while self._control.generation < generation:
+            self.check_peers(0.01)
+        for newcomer in newcomers:
+            self._told.discard(newcomer)
+            self._unexplained.pop(newcomer, None)
+            self._mailbox.welcome(newcomer, self._control.roster)
+        givers = [rank for rank in self.collectives.ranks if rank not in {*newcomers, *self._control.lost}]
+        if newcomers and self.node.rank == givers[0]:
+            self.give_state(newcomers, state())
+        self.collectives.go_on_with(generation)
+
+    def give_state(self, newcomers: Sequence[int], state: Checkpoint) -> None:
+        """To those who were let in; with it they take part in whatever is started from now on."""
+        state.values["started"] = self.collectives.started
+        body = torch.frombuffer(bytearray(state.to_bytes()), dtype=torch.uint8)
+        for newcomer in newcomers:
+            self.node.send(newcomer, STATE, body)
+            self.node.tell(f"Rank {newcomer} takes part from round {self.node.rounds} on.")
+
+    def enter(self) -> Checkpoint:
+        """A newcomer waits until the others let it in; the state of the run. Whoever of them is lost before that may be
+        the one who was to give it, and then the others must not wait for this rank."""
+        state = self._mailbox.receive()
+        while not state.wait(LOOK_SECONDS):
+            self._control.check()
+            generation, lost, left = self._control.membership
+            over = len(lost | left) == self.node.world_size
+            if over or (self.node.rank not in lost and generation != self._control.admitted_in):
+                raise PacelineError(
+                    f"Rank {self.node.rank} could not join the run.",
+                    cause="It was over, or another rank was lost in the middle of it.",
+                    remedy="Let it join again; `paceline run --replace` does so.",
+                )
+        return Checkpoint.from_bytes(bytes(state.result().tensors[0].numpy()))
+
+    def may_go(self, first: int) -> bool:
+        """Whether nothing of this rank can be missed, which was told to leave before the round `first`."""
+        self.node.tell_progress()
+        bids_farewell = self.node.servers > 0 and self.node.meets
+        return may_go(first, self.node.last_round, bids_farewell, self._control.held())
+
+    def part(self) -> bool:
+        """Go before the end, with nothing left to do here; whether nobody is left."""
+        self.collectives.abandon()
+        self._parted = True
+        return self._control.leave(ON_NOTICE)
+
     def close(self, error: str) -> None:
         """Leave the run; `error` tells the others why, if there is a why."""
         while self._unexplained:
@@ -206,6 +286,8 @@ class Rank:
         if self._feed is not None:
             self._feed.close(error)
         self._mailbox.close()
+        if self._parted:
+            return
         if error:
             self.collectives.abandon()
         try:

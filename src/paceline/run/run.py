@@ -35,17 +35,14 @@ from paceline.launch.surroundings import Surroundings
 from paceline.node import Share
 from paceline.run.checkpoint import Checkpoint
 from paceline.run.giving_up import Abortable
+from paceline.run.joining import Entrance
+from paceline.run.leaving import IDLE_SLICE, Notice, Part
 from paceline.run.loader import Loader, balanced_by
 from paceline.run.optimizer import LearningRates, RunOptimizer
 from paceline.run.rank import Rank
 from paceline.run.saving import Saver
-from paceline.run.state import model_state, start_alike, to_resume
+from paceline.run.state import model_state, to_resume
 from paceline.strategies import Strategy, create
-
-IDLE_SLICE = 0.05  # how long a rank without data sleeps before it asks again whether leases came back
-# A rank that gives leases back holds the run open for so many rounds: the others may have looked for data just before,
-# and with a strategy that is one round late what they find shows two rounds later.
-ROUNDS_TO_LOOK = 3
 
 
 class Run:
@@ -83,7 +80,9 @@ class Run:
         self._rank: Rank | None = None
         self._driver: Driver | None = None
         self._abortable: Abortable | None = None
-        self._resumed = Checkpoint()
+        self._resumed, self._notice = Checkpoint(), Notice()
+        self.left = False
+        """Whether this rank was told to leave, and has: its loop ended before the data did."""
         self._callbacks = callbacks
         self._after_round: list[Callable[[], None]] = []
         self._mark: list[tuple[Tensor, int]] = []
@@ -141,12 +140,13 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None and self._driver is not None:
-                self._take_part_to_the_end()
+            if error is None and self._driver is not None and not self.left:
+                self.left = self._part.end(self._notice.given)
         except BaseException as late:
             error = late
             raise
         finally:
+            self._notice.stop_listening()
             if self._driver is not None and error is not None:
                 self._driver.stop()
                 self._saver.close()
@@ -240,6 +240,12 @@ class Run:
         if self._abortable is not None:
             self._abortable.look()
 
+    def leave(self) -> None:
+        """This rank leaves the run when its micro-batch is done: it hands in its work, gives back its leases, and its
+        loop ends; the others go on without it. So it does at a SIGTERM, which a cluster sends before it takes a machine
+        away. Raises if the run could not go on."""
+        self._notice.give(self.strategy, self.surroundings)
+
     def after_round(self, callback: Callable[[], None]) -> None:
         """Call this after every round, when all ranks hold the same parameters."""
         self._after_round.append(callback)
@@ -263,7 +269,9 @@ class Run:
         """Write a checkpoint at the end of the present round, for all ranks. Any rank may ask, or all of them.
 
         Training goes on while it is written; after the loop it is on the disk when this returns."""
-        if self._rank is not None and self._driver is not None and self._driver.finished:
+        if self.left:
+            self.node.tell("A rank that has left the run saves nothing.")
+        elif self._rank is not None and self._driver is not None and self._driver.finished:
             self._saver.write()
             self._saver.wait()
         else:
@@ -282,7 +290,8 @@ class Run:
             raise PacelineError(
                 "run.resume() comes after run.loader(...) and run.optimizer(...) and before the first micro-batch."
             )
-        found = to_resume(path, self.folder, self._data()) if self.rank == 0 else None
+        first = self.rank == 0 and not self.surroundings.joins
+        found = to_resume(path, self.folder, self._data()) if first else None
         taken = self.surroundings.tell_all("resumed", str(found[0]) if found else "")
         if found:
             self._resumed = found[1]
@@ -309,6 +318,9 @@ class Run:
             )
         driver, loader, node = self._begin()
         while not driver.finished:
+            if self._notice.given and not loader.has_pending:
+                self.left = self._part.leave()
+                break
             if not loader.has_pending:
                 loader.fetched_at = node.now()
             batch = loader.next_batch()
@@ -321,18 +333,20 @@ class Run:
             node.out_of_data = False
             self._mark = node.replica.gradients_mark()
             yield batch
-        self._saver.prepare()
+        if not self.left:
+            self._saver.prepare()
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
         schedulers, describes = self._rates.find(self._loader), (self.strategy.name, self._data())
         self._rank = Rank(self.surroundings, self._replica, self._loader, self.strategy, schedulers, self._callbacks)
         self._saver = Saver(self._rank, self._rates, self._share_of, describes, self.folder / "checkpoints")
-        parts = (self._rank.node, self._rank.collectives, self._rates)
-        self._resumed = start_alike(self._resumed, *parts, self.strategy.name)
-        self._rank.start_leasing(self._resumed.values.get("used", []))
+        self._entrance = Entrance(self._rank, self._rates, describes)
+        self._entrance.enter(self._resumed, self.surroundings.joins)
         self._rank.node.after_round = self._round_over
         self._driver = Driver(self.strategy, self._rank.node)
+        self._part = Part(self._driver, self._rank, self._loader, self._saver)
+        self._notice.listen(self.strategy, self.surroundings)
         self._driver.start()
         return self._driver, self._loader, self._rank.node
 
@@ -376,19 +390,10 @@ class Run:
             self._saver.prepare()
             self._saver.write()
         self._saver.look()
+        if news.joining:
+            self._entrance.admit()
         for callback in self._after_round:
             callback()
-
-    def _take_part_to_the_end(self) -> None:
-        """The loop was left early: give back what was not used, and take part without data until all are done."""
-        assert self._driver is not None and self._loader is not None and self._rank is not None
-        if not self._driver.finished:
-            self._rank.stop_leasing(self._loader.take_pending() + self._loader.left_over())
-            others_have_looked = self.node.rounds + ROUNDS_TO_LOOK
-            while not self._driver.finished:
-                self.node.out_of_data = self.node.rounds >= others_have_looked
-                self._driver.give_nothing(IDLE_SLICE)
-        self._saver.finish()
 
     def _data(self) -> dict[str, int]:
         assert self._loader is not None

@@ -67,6 +67,13 @@ class Saver:
             whole = gather(self._node, self._rates, settled, self._strategy, self._data, self._optimizer)
             self._writer.start(self._node.rounds, whole)
 
+    def write_alone(self) -> None:
+        """Nobody else is here: this rank's state, between two rounds, is that of the run."""
+        whole = gather(self._node, self._rates, self._settled(), self._strategy, self._data)
+        self._writer.wait()
+        self._writer.start(self._node.rounds, whole)
+        self.wait()
+
     def look(self) -> None:
         """Tell of a checkpoint that could not be written. Training goes on."""
         failure = self._writer.failure
@@ -116,7 +123,7 @@ def served_optimizer(node: ProcessNode, collectives: Collectives, share_of: Call
     holders: dict[int, int] = {}
     for rank in range(node.workers, node.world_size):
         share = share_of(rank)
-        if share.last != 0 and rank in collectives.ranks:
+        if not share.empty and rank in collectives.ranks:
             holders.setdefault(share.first, rank)
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}

@@ -9,7 +9,6 @@ Where a group steps together, with a bound of 0, no gradient is late and nothing
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from paceline.node import Node
@@ -36,7 +35,7 @@ def scale_at_server(options: ParameterServer, node: Node, scale: float) -> StepS
     through the momentum, is then as much stronger as that would have made it."""
     if not workers_keep_momentum(options, node):
         return StepScale(scale)
-    return StepScale(scale, momentum_power=inf, weight_decay=1 / (1 - node.steps.momentum))
+    return StepScale(scale, momentum=0.0, weight_decay=1 / (1 - node.steps.momentum))
 
 
 class Cure:

@@ -111,7 +111,7 @@ class GroupServer:
             case "push":
                 self._take_push(Received(sender, *words), message.tensors)
             case "rest":
-                self._step([Received(sender)], message.tensors[0], 1 / self._workers)
+                self._take_rest(sender, message.tensors)
             case "gone":
                 self._forget(sender)
                 self._node.answers_for.discard(sender)
@@ -181,6 +181,14 @@ class GroupServer:
         self._go_on(slowest)
         self._answer(worker)
 
+    def _take_rest(self, worker: int, tensors: Sequence[Tensor]) -> None:
+        """What its compressor had kept back, of samples that are settled."""
+        rest = Received(worker)
+        try:
+            self._step([rest], dense(tensors, self._parameters), 1 / self._workers)
+        except PacelineError as error:
+            self._refuse(rest, str(error))
+
     def _scale(self, push: Received) -> float:
         """Of the learning rate: one worker's part, less if the push comes late or is of a shorter micro-batch."""
         workers = self._workers
@@ -225,7 +233,9 @@ class GroupServer:
             self._node.settle_for(push.worker, 0, push.handed_in)
 
     def _refuse(self, push: Received, why: str) -> None:
-        if self._leads and push.samples:
+        if not push.samples:
+            self._node.warn(f"What rank {push.worker} had kept back of its gradients was refused: {why}")
+        elif self._leads:
             self._node.send(push.worker, f"refused {push.number} {why}")
             self._node.settle_for(push.worker, 0, push.handed_in)
 

@@ -7,8 +7,8 @@
 Every key but `micro_batch_seconds` and the devices may be left out. Times are in seconds, the bandwidth in bytes a
 second. Kinds of jitter: constant, log-normal (sigma), exponential, pareto (shape), slow-downs and slow-rounds (factor,
 probability), drift (correlation, spread), trace (file: a csv, found from the folder of the cluster file). Kinds of
-faults: crash, hang, slow-down, partition, late-join. Graphs: a name (ring, torus, exponential, complete, star,
-erdos-renyi with probability and seed) or edges, and if need be matchings: lists of edges.
+faults: crash, leave, join, hang, slow-down, partition, late-join. Graphs: a name (ring, torus, exponential, complete,
+star, erdos-renyi with probability and seed) or edges, and if need be matchings: lists of edges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.errors import PacelineError
 from paceline.simulator import faults, jitter
 from paceline.simulator.checks import WrongValueError, whole
 from paceline.simulator.cluster import Cluster, Device
-from paceline.simulator.network import Network
+from paceline.simulator.network import Network, Uplink
 from paceline.simulator.topology import Topology
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ latency = 50e-6                     # seconds
 bandwidth = 1.25e9                  # bytes a second: 10 Gbit/s
 all_reduce = "ring"                 # or "tree"
 shared = false                      # true: one link for all
+# Hosts with links of their own: [[network.uplinks]] with latency and bandwidth, and hosts = [0, 0, 1] for the ranks
 
 [graph]                             # who exchanges models with whom, in decentralised training
 name = "ring"                       # or edges = [[0, 1], [1, 2], …]
@@ -141,7 +142,7 @@ class _Reader:
         ranks = len(devices) + (servers if isinstance(servers, int) else 0)
         broken = [self._fault(index, table, ranks) for index, table in enumerate(self._tables(content, "faults"))]
         with self._located("network", 0):
-            network = _build(Network, content.get("network", {}))
+            network = _network(content.get("network", {}))
         with self._located("graph", 0):
             graph = _build(Topology, content["graph"]) if "graph" in content else None
             if graph is not None and devices:
@@ -203,6 +204,16 @@ class _Reader:
             if header and not table and current.split(".")[0] == key:
                 return line_number
         return found
+
+
+def _network(table: dict[str, Any]) -> Network:
+    uplinks, hosts = table.get("uplinks", []), table.get("hosts", [])
+    if not isinstance(uplinks, list) or not all(isinstance(each, dict) for each in uplinks):
+        raise WrongValueError("uplinks", "uplinks must be a list of tables.", "Write [[network.uplinks]] above each.")
+    if not isinstance(hosts, list) or not all(isinstance(each, int) for each in hosts):
+        raise WrongValueError("hosts", "hosts must be a list of numbers.", "Write the place of each rank's uplink.")
+    links = tuple(_build(Uplink, each) for each in uplinks)
+    return _build(Network, table | {"uplinks": links, "hosts": tuple(hosts)})
 
 
 def _of_kind(kinds: Mapping[str, type[T]], table: Any) -> T:

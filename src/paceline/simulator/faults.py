@@ -3,6 +3,8 @@
 | kind       | what it does                                                                                          |
 |------------|-------------------------------------------------------------------------------------------------------|
 | crash      | the rank is gone: its coroutine is closed, its leases go out again                                    |
+| leave      | the rank is told to leave: it takes no more samples, and goes when its work is in rounds that count   |
+| join       | a newcomer takes the place of the rank, if it is lost, from a round on                                |
 | hang       | the rank stands still: the micro-batch under way ends later by the duration, nothing else wakes it    |
 | slow-down  | micro-batches that start within it take `factor` times as long                                        |
 | partition  | messages and collectives that start within it and cross it leave when it heals                        |
@@ -60,6 +62,20 @@ class Crash(RankFault):
     """The rank is gone for good."""
 
     kind: ClassVar[str] = "crash"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave(RankFault):
+    """The rank is told to leave."""
+
+    kind: ClassVar[str] = "leave"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join(RankFault):
+    """A newcomer comes for the place of the rank."""
+
+    kind: ClassVar[str] = "join"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +141,7 @@ class Partition(Fault):
         return len({side.get(rank, -1) for rank in ranks}) > 1
 
 
-KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Crash, Hang, SlowDown, Partition, LateJoin)}
+KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Crash, Leave, Join, Hang, SlowDown, Partition, LateJoin)}
 
 
 def check_ranks(fault: Fault, workers: int) -> None:
@@ -144,6 +160,8 @@ class FaultPlan:
     def __init__(self, faults: Sequence[Fault]) -> None:
         ordered = sorted(faults, key=lambda fault: fault.at)
         self.crashes = [fault for fault in ordered if isinstance(fault, Crash)]
+        self.leaves = [fault for fault in ordered if isinstance(fault, Leave)]
+        self.joins = [fault for fault in ordered if isinstance(fault, Join)]
         self.starts = {fault.rank: fault.at for fault in ordered if isinstance(fault, LateJoin)}
         self._hangs = [fault for fault in ordered if isinstance(fault, Hang)]
         self._slow_downs = [fault for fault in ordered if isinstance(fault, SlowDown)]

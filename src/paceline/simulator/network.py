@@ -7,47 +7,99 @@
 A collective starts when the last rank has joined it, and after the collective before it: all ranks run them one after
 the other. With `shared=True` there is only one link for all (a switch, a bus, one uplink): everything queues at it,
 and a collective occupies it for all its 2 (N−1) · bytes.
+
+With `uplinks` ranks are on hosts, and what they send to another host passes both hosts' links to the switch between
+them. A ring then goes step by step, as gloo's does: a rank sends what it has got when the next one has said that it
+has room for it. So a step takes the latency there and back: six of them 0.66 s where it is 50 ms each way, whatever
+little they carry (measured; one number alone 0.21 s). Control messages pass the first host.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, inf, log2
 
-from paceline.simulator.checks import number, one_of
+import numpy as np
+
+from paceline.simulator.checks import WrongValueError, number, one_of
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """A host's link to the switch: seconds and bytes a second, the same in both directions."""
+
+    latency: float = 0.0
+    bandwidth: float = inf
+
+    def __post_init__(self) -> None:
+        number(self, "latency", least=0.0)
+        number(self, "bandwidth", above=0.0)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network whose links are all alike.
+    """A network whose links are all alike, or that joins hosts by links of their own.
 
     Args:
         latency: seconds that a message is on its way, whatever its size.
         bandwidth: bytes a second, of each link or of the shared one.
         all_reduce: `ring` or `tree`.
         shared: whether all transfers queue at one link.
+        uplinks: of each host; latency and bandwidth are then those within a host, and are part of every way.
+        hosts: where each rank is; by default they are dealt out in turn, rank 4 of three hosts on the second.
 
     >>> round(Network(latency=0.001, bandwidth=1e6).all_reduce_seconds(workers=4, nbytes=400_000), 6)
     0.606
     >>> Network(latency=0.001, bandwidth=1e6, all_reduce="tree").all_reduce_seconds(workers=4, nbytes=400_000)
     1.604
+    >>> slow = Network(uplinks=(Uplink(0.005, 125e6), Uplink(0.005, 125e6), Uplink(0.045, 12.5e6)))
+    >>> slow.way(0, 1), round(slow.all_reduce_seconds(workers=3, nbytes=1_500_000), 3)
+    ((0.01, 125000000.0), 0.56)
     """
 
     latency: float = 0.0
     bandwidth: float = inf
     all_reduce: str = "ring"
     shared: bool = False
+    uplinks: tuple[Uplink, ...] = ()
+    hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         number(self, "latency", least=0.0)
         number(self, "bandwidth", above=0.0)
         one_of(self, "all_reduce", ("ring", "tree"))
         one_of(self, "shared", (True, False))
+        if self.uplinks and self.shared:
+            raise WrongValueError("shared", "shared = true is not possible for hosts with links of their own.")
+        if self.hosts and not (self.uplinks and all(0 <= host < len(self.uplinks) for host in self.hosts)):
+            raise WrongValueError("hosts", f"hosts = {list(self.hosts)} for {len(self.uplinks)} uplinks.")
+
+    def host_of(self, rank: int) -> int:
+        return self.hosts[rank] if rank < len(self.hosts) else rank % len(self.uplinks)
+
+    def way(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Latency and bandwidth from one rank to another, when nothing else is on its way."""
+        if not self.uplinks or self.host_of(sender) == self.host_of(receiver):
+            return self.latency, self.bandwidth
+        ends = [self.uplinks[self.host_of(rank)] for rank in (sender, receiver)]
+        latency = self.latency + sum(end.latency for end in ends)
+        return latency, min(self.bandwidth, *(end.bandwidth for end in ends))
+
+    def signal_seconds(self, sender: int, receiver: int) -> float:
+        """Until a rank hears a signal of another, by the control plane on the first host."""
+        if not self.uplinks:
+            return self.latency
+        away = [host for host in (self.host_of(sender), self.host_of(receiver)) if host]
+        return self.latency + sum(self.uplinks[0].latency + self.uplinks[host].latency for host in away)
 
     def all_reduce_seconds(self, workers: int, nbytes: int) -> float:
         """From the last rank's joining to the end, when nothing else is on its way."""
         if workers == 1:
             return 0.0
+        if self.uplinks:
+            return self._over_hosts(workers, nbytes, 2)
         if self.shared:
             return self._reduce_steps(workers) * self.latency + 2 * (workers - 1) * nbytes / self.bandwidth
         part = nbytes / workers if self.all_reduce == "ring" else nbytes
@@ -57,14 +109,43 @@ class Network:
         """To collect so many bytes from each rank on all: each must receive those of all others."""
         if workers == 1:
             return 0.0
+        if self.uplinks:
+            return self._over_hosts(workers, nbytes * workers, 1)
         copies = workers * (workers - 1) if self.shared else workers - 1
         return self._reduce_steps(workers) / 2 * self.latency + copies * nbytes / self.bandwidth
+
+    def _over_hosts(self, workers: int, nbytes: int, rounds: int) -> float:
+        """Twice round for an all-reduce, once to collect."""
+        if self.all_reduce == "ring":
+            return _ring_seconds(self, workers, nbytes / workers, rounds * (workers - 1))
+        ways = [self.way(rank, (rank + 1) % workers) for rank in range(workers)]
+        slowest = max(latency for latency, _ in ways) + nbytes / min(bandwidth for _, bandwidth in ways)
+        return rounds * ceil(log2(workers)) * slowest
 
     def _reduce_steps(self, workers: int) -> int:
         return 2 * (workers - 1) if self.all_reduce == "ring" else 2 * ceil(log2(workers))
 
 
+@lru_cache(maxsize=256)
+def _ring_seconds(network: Network, workers: int, part: float, steps: int) -> float:
+    """Every rank sends a part to the next, so many times: each when it has got the one before, and has heard that the
+    next one has, too."""
+    pairs = [(rank, (rank + 1) % workers) for rank in range(workers)]
+    hosts = [network.host_of(rank) for rank in range(workers)]
+    leaving = Counter(hosts[one] for one, other in pairs if hosts[one] != hosts[other])  # that share the host's link
+    latency, sending = np.empty(workers), np.empty(workers)
+    for one, other in pairs:
+        latency[one], bandwidth = network.way(one, other)
+        sharing = max(1, leaving[hosts[one]]) if hosts[one] != hosts[other] else 1
+        sending[one] = part * sharing / bandwidth
+    ready = np.zeros(workers)
+    for _ in range(steps):
+        ready = np.roll(np.maximum(ready, np.roll(ready, -1) + latency) + sending + latency, 1)
+    return float(ready.max())
+
+
 SHARED, COLLECTIVES = (-1, -1), (-2, -2)  # no pair of ranks
+UP, DOWN = -3, -4  # a host's link, in each direction
 
 
 class Traffic:
@@ -76,11 +157,25 @@ class Traffic:
 
     def arrival(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
         """When a message that leaves now arrives. A link carries one after the other, in order of asking."""
+        if self.network.uplinks and self.network.host_of(sender) != self.network.host_of(receiver):
+            return self._arrival_at_host(sender, receiver, nbytes, now)
         # One queue for all stands in for the links when they are shared.
         link = SHARED if self.network.shared else (sender, receiver)
         end = max(now, self._free_at.get(link, 0.0)) + nbytes / self.network.bandwidth
         self._free_at[link] = end
         return end + self.network.latency
+
+    def _arrival_at_host(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
+        """Packets that have left are received while others leave: the slower of the two links counts, and the queue at
+        either."""
+        network, latency = self.network, self.network.way(sender, receiver)[0]
+        up, down = (network.host_of(sender), UP), (network.host_of(receiver), DOWN)
+        start = max(now, self._free_at.get(up, 0.0))
+        self._free_at[up] = sent = start + nbytes / network.uplinks[up[0]].bandwidth
+        begun = max(start + latency, self._free_at.get(down, 0.0))
+        end = max(begun + nbytes / network.uplinks[down[0]].bandwidth, sent + latency)
+        self._free_at[down] = end
+        return end
 
     def collective_end(self, kind: str, nbytes: int, now: float) -> float:
         """When the collective that all ranks have joined by now ends."""

@@ -76,6 +76,6 @@ def options(kind: type[Strategy]) -> dict[str, Any]:
     """A strategy's options and their defaults.
 
     >>> options(AllReduce)
-    {'micro_batches': 1}
+    {'compress': 'none', 'micro_batches': 1}
     """
     return {field.name: field.default for field in dataclasses.fields(kind)}

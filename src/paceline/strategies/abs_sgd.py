@@ -34,13 +34,13 @@ from paceline.strategies.checks import (
     yes_or_no,
 )
 from paceline.strategies.delayed_steps import CURES, DelayedSteps
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 PUBLISHED = {"trigger": "vote", "delay_cure": "none", "lr_rule": "none", "micro_batches": "fixed"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbsSgd(Strategy):
+class AbsSgd(RoundsOfGradients):
     """ABS-SGD: nobody waits; gradients are applied one round late, and look one round ahead.
 
     Args:
@@ -63,6 +63,7 @@ class AbsSgd(Strategy):
 
     name: ClassVar[str] = "abs-sgd"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     trigger: str = "vote"
     target: int | str = ""
     min_micro_batches: int = 0
@@ -74,6 +75,7 @@ class AbsSgd(Strategy):
     paper: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         yes_or_no(self, "paper")
         if self.paper:
             as_published(self, PUBLISHED)
@@ -94,7 +96,7 @@ class AbsSgd(Strategy):
         if self.delay_cure == "acco":
             await train_in_halves(node, steps)
             return
-        round_number, in_flight = 0, None
+        round_number, in_flight = node.state.get("round", 0), None
         while not node.finished:
             batch = await self.next_batch(node, round_number, in_flight, steps)
             if in_flight:
@@ -102,6 +104,7 @@ class AbsSgd(Strategy):
             steps.look_ahead(batch)
             in_flight = node.all_reduce(batch, note=node.seconds_per_sample)
             round_number += 1
+            node.state["round"] = round_number
         if in_flight:
             steps.apply(await in_flight)
 

@@ -8,7 +8,7 @@
          so that no two ever wait for each other.
 [ours]   nobody waits at all: x_i travels to j while i computes, j answers with half the difference after its present
          micro-batch, and both move by it, one up, one down. If i has stepped meanwhile, the sum of all models is still
-         what it was. So any graph will do, with no sides.
+         what it was. So any graph will do, with no sides. A lost rank owes nobody an answer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from paceline.rules.chance import chance
 from paceline.rules.graph_text import graph_of
 from paceline.rules.graphs import Graph
 from paceline.strategies.checks import at_least, one_of
+from paceline.strategies.company import Company
 from paceline.strategies.movers import MOMENTA, Mover, mover
 from paceline.strategies.strategy import Strategy
 
@@ -38,6 +39,7 @@ class AdPsgd(Strategy):
     """
 
     name: ClassVar[str] = "ad-psgd"
+    survives: ClassVar[bool] = True
     graph: str = "complete"
     probability: float = 0.0
     seed: int = 0
@@ -54,12 +56,14 @@ class AdPsgd(Strategy):
 
     async def worker(self, node: Node) -> None:
         graph = graph_of(self.graph, node.world_size, self.probability, self.seed)
-        constants = acid(graph, even_rates(graph, averagings=2.0))  # one of its own idea, about one of a neighbour's
-        moves = mover(node, self.momentum, constants)
-        pairs = Pairs(node, graph, self.seed, moves)
+        pairs = Pairs(node, self.seed)
         while not node.finished:
+            left = graph.among(pairs.here)
+            constants = acid(left, even_rates(left, averagings=2.0))  # one of its own idea, about one of a neighbour's
+            moves = mover(node, self.momentum, constants)
+            pairs.form(left, moves)
             has_data = True
-            while has_data and not node.called_together:
+            while has_data and not pairs.is_called:
                 moves.begin()
                 pairs.ask()
                 gradient = await node.gradient()
@@ -68,44 +72,42 @@ class AdPsgd(Strategy):
                 if has_data:
                     moves.step(gradient)
             await pairs.leave()
-            node.adopt(await node.mean_model())
+            await pairs.meet()
             moves.meet()
 
 
-class Pairs:
+class Pairs(Company):
     """A rank's averagings with single neighbours: at most one of its own idea is on its way."""
 
-    def __init__(self, node: Node, graph: Graph, seed: int, moves: Mover) -> None:
-        self._node, self._moves, self._seed = node, moves, seed
-        self._neighbours = graph.neighbours(node.rank)
-        self._inbox = node.receive()
+    def __init__(self, node: Node, seed: int) -> None:
+        super().__init__(node)
+        self._seed = seed
         self._asked = 0
         self._answer_due: int | None = None  # from whom
         self._gone: set[int] = set()
 
+    def form(self, graph: Graph, moves: Mover) -> None:
+        """On a graph of those who are here, each by its place among them."""
+        self._moves = moves
+        self._neighbours = [self.here[place] for place in graph.neighbours(self.here.index(self.node.rank))]
+
     def ask(self) -> None:
         """Send the model to a random neighbour, unless an answer is still due."""
-        here = [rank for rank in self._neighbours if rank not in self._gone]
-        if here and self._answer_due is None:
-            draw = chance("partner", self._seed, self._node.rank, self._asked)
+        here = [rank for rank in self._neighbours if rank not in self._gone and rank not in self.lost]
+        if here and not self._waits:
+            draw = chance("partner", self._seed, self.node.rank, self._asked)
             self._asked, self._answer_due = self._asked + 1, here[int(draw * len(here))]
-            self._node.send(self._answer_due, "average", self._node.parameters)
+            self.node.send(self._answer_due, "average", self.node.parameters)
 
-    async def hear_what_came(self) -> None:
-        while self._inbox.done:
-            await self._hear_next()
-
-    async def _hear_next(self) -> None:
-        message: Message = await self._inbox
-        self._inbox = self._node.receive()
+    def hear(self, message: Message) -> None:
         match message.kind:
-            case "average" if message.sender == self._answer_due and self._node.rank < message.sender:
+            case "average" if message.sender == self._answer_due and self.node.rank < message.sender:
                 pass  # both have asked each other: if both answered, they would change places. The lower rank's counts.
             case "average":
                 if message.sender == self._answer_due:
                     self._answer_due = None
-                half = (self._node.parameters - message.tensors[0]).div_(2)
-                self._node.send(message.sender, "half", half)
+                half = (self.node.parameters - message.tensors[0]).div_(2)
+                self.node.send(message.sender, "half", half)
                 self._moves.move(half.neg_())
             case "half":
                 self._answer_due = None
@@ -113,12 +115,15 @@ class Pairs:
             case "leaves":
                 self._gone.add(message.sender)
 
+    @property
+    def _waits(self) -> bool:
+        return self._answer_due is not None and self._answer_due not in self.lost
+
     async def leave(self) -> None:
         """Ask nobody any more, and answer until nobody asks."""
-        while self._answer_due is not None:
-            await self._hear_next()
+        while self._waits:
+            await self.hear_next()
         for rank in self._neighbours:
-            self._node.send(rank, "leaves")
-        while len(self._gone) < len(self._neighbours):
-            await self._hear_next()
+            self.node.send(rank, "leaves")
+        await self.until_gone(self._neighbours, self._gone)
         self._gone.clear()

@@ -10,6 +10,7 @@
          which updates are unequal; only the gate ends it. `paper=True` is that.
 [code]   δ = 0.1; `rule=release`: b_i ± 32 by the sign.
 [ours]   `renormalise`: perturbed weights are divided by their sum. β is bounded (see `rules.batch_scaling`).
+[ours]   the largest batch is b_max again after each change, and the others grow with it; with `paper` the level sinks.
 [ours]   taken is what is asked for: the control plane counts a batch when its worker begins it. A worker that hears
          late that M are taken begins one more.
 [ours]   no momentum by default: with γ = 0.9 the merged model overshoots where replicas get far between two merges.

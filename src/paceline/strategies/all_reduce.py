@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from paceline.node import Node
 from paceline.strategies.checks import at_least
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(Strategy):
+class AllReduce(RoundsOfGradients):
     """Synchronous SGD; everybody waits for the slowest.
 
     Args:
@@ -30,9 +30,11 @@ class AllReduce(Strategy):
     name: ClassVar[str] = "all-reduce"
     blocking: ClassVar[bool] = True
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "micro_batches", 1)
 
     async def worker(self, node: Node) -> None:

@@ -17,11 +17,11 @@ from typing import ClassVar
 from paceline.node import Gradient, Node
 from paceline.rules.shares import among, equal_shares, resized
 from paceline.strategies.checks import at_least
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balanced(Strategy):
+class Balanced(RoundsOfGradients):
     """LB-BSP: synchronous SGD with shares in proportion to measured speed.
 
     Args:
@@ -32,20 +32,25 @@ class Balanced(Strategy):
     name: ClassVar[str] = "balanced"
     blocking: ClassVar[bool] = True
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     micro_batches: int = 1
     dead_band: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "micro_batches", 1)
         at_least(self, "dead_band", 0.0)
 
     async def worker(self, node: Node) -> None:
-        shares = equal_shares(node.world_size, self.micro_batches * node.micro_batch)
+        shares = tuple(node.state.get("shares", ()))
+        if len(shares) != node.world_size:  # else a newcomer takes over what the others have
+            shares = equal_shares(node.world_size, self.micro_batches * node.micro_batch)
         while not node.finished:
             batch = await self.share(node, shares[node.rank])
             total = await node.all_reduce(batch, note=node.seconds_per_sample)
             node.apply(total)
             shares = resized(among(shares, total.ranks), total.notes, self.dead_band)
+            node.state["shares"] = shares
 
     async def share(self, node: Node, samples: int) -> Gradient:
         batch = await node.gradient(min(samples, node.micro_batch))

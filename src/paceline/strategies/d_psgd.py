@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,5 +39,5 @@ class DPsgd(Gossip):
         super().__post_init__()
         one_of(self, "mixing", tuple(RULES))
 
-    def plan(self, workers: int) -> Plan:
-        return every_round(self.graph_for(workers), self.mixing)
+    def plan(self, workers: int, here: Sequence[int]) -> Plan:
+        return every_round(self.graph_for(workers, here), self.mixing)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CURES = ("auto", "anticipate", "extrapolate", "acco", "none")
 PROBE_EVERY, PROBE_ROUNDS = 12, 8  # of twelve rounds eight in a row are looked at: the guard costs little
+SETTLED = 3  # rounds: the first ones may be long because a slow rank has not been measured yet
 
 
 class DelayedSteps:
@@ -47,13 +48,14 @@ class DelayedSteps:
         self._largest_scale = options.max_lr_scale if options.reference_batch else 1.0  # nobody said that more would do
         self.scale: StepScale = AS_SET
         self._own, self._others = 0, float(node.world_size)  # own samples, and how many times that the round had
+        self._last_owns = (0,) * SETTLED  # own samples of the last rounds
         self._probe, self._steps, self._guards = CurvatureProbe(), 0, self.cure in ("none", "extrapolate")
         self.micro_batch, self.least_of_a_round = node.micro_batch, 1
 
     def look_ahead(self, own: Gradient) -> None:
         """Before the worker's part of a round leaves: compute from now on where it leads."""
         if self.cure == "anticipate" and own.count:
-            self._own = own.count
+            self._own, self._last_owns = own.count, (*self._last_owns[1:], own.count)
             self._node.look_ahead(own, self._scale_for(round(own.count * self._others)))
 
     def walk(self, part: Gradient) -> None:
@@ -76,7 +78,8 @@ class DelayedSteps:
             node.apply(total, self.scale)
         if options.micro_batches == "by-speed" and node.divisible and total.notes:
             whole, rank, speeds = node.micro_batch, node.rank, total.notes
-            self.micro_batch = micro_batch_size(whole, rank, speeds, node.overhead_samples)
+            overhead, in_a_round = node.overhead_samples, min(self._last_owns)
+            self.micro_batch = micro_batch_size(whole, rank, speeds, overhead, in_a_round)
             if self.cure == "anticipate":
                 self.least_of_a_round = least_of_a_round(whole, rank, speeds, self.micro_batch)
 

@@ -28,6 +28,7 @@ class LocalSgd(Strategy):
 
     name: ClassVar[str] = "local-sgd"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     steps: int = 8
     by_speed: bool = False
 

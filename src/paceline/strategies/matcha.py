@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,5 +40,6 @@ class Matcha(Gossip):
         super().__post_init__()
         share_of_one(self, "budget")
 
-    def plan(self, workers: int) -> Plan:
-        return drawn(self.graph_for(workers), self.budget, self.seed, matchings_in(self.graph))
+    def plan(self, workers: int, here: Sequence[int]) -> Plan:
+        given = matchings_in(self.graph) if len(here) == workers else None  # those left have other edges
+        return drawn(self.graph_for(workers, here), self.budget, self.seed, given)

@@ -8,7 +8,7 @@ from math import inf, isfinite, isnan
 from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Node, Work
-from paceline.rules.batch_scaling import scaled_batches
+from paceline.rules.batch_scaling import at_full_size, scaled_batches
 from paceline.rules.learning_rate import step_scale
 from paceline.rules.merging import may_perturb, merge_weights, perturbed, push_on_
 from paceline.strategies.centre import end_round
@@ -110,6 +110,8 @@ class Merges:
         if node.divisible:
             bounds = self._bounds
             scaled = scaled_batches(options.rule, batches, updates, self._beta, bounds)
+            if not options.paper:
+                scaled = at_full_size(scaled, bounds[1])
             for rank, batch in zip(here, scaled, strict=True):
                 node.state["batches"][rank] = batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOMENTA = ("local", "quasi-global", "acid")
-WITHOUT_MOMENTUM = StepScale(1.0, inf)  # β to the power of infinity
+WITHOUT_MOMENTUM = StepScale(momentum=0.0)
 
 
 class Mover:

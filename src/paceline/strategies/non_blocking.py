@@ -14,8 +14,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from paceline.node import Gradient, Node
@@ -44,6 +45,7 @@ class NonBlocking(Strategy):
 
     name: ClassVar[str] = "non-blocking"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     mini_batches: int = 8
     unfinished: str = "abort"
     carry: bool = False
@@ -69,12 +71,9 @@ class NonBlocking(Strategy):
     def steps_alone(self) -> bool:
         return self.topology != RING
 
-    def lacks(self, alive: Collection[int], workers: int, servers: int) -> str:
-        return "all of its neighbours" if self.steps_alone else ""
-
-    def plan(self, workers: int) -> Plan:
-        """Who mixes with whom."""
-        return self._blocking().plan(workers)
+    def plan(self, workers: int, here: Sequence[int]) -> Plan:
+        """Who mixes with whom, of so many workers those who are here."""
+        return self._blocking().plan(workers, here)
 
     def _blocking(self) -> Gossip:
         """The strategy on the same graph whose workers wait for each other."""
@@ -87,11 +86,12 @@ class NonBlocking(Strategy):
         if self.steps_alone:
             await self.on_a_graph(node)
             return
-        round_number, place = 0, 0
+        round_number, place = node.state.get("round", 0), 0
         while not node.finished:
             finished, place = await self.finished_ones(node, round_number, place)
             node.apply(await node.all_reduce(finished))
             round_number += 1
+            node.state["round"] = round_number
 
     async def on_a_graph(self, node: Node) -> None:
         place = 0
@@ -104,7 +104,7 @@ class NonBlocking(Strategy):
                 finished.count = self.mini_batches * node.micro_batch  # A_i / m: what is not finished counts as zero
             return finished, has_data
 
-        await gossip(node, self.plan(node.world_size), self.momentum, batch)
+        await gossip(node, partial(self.plan, node.world_size), self.momentum, batch)
 
     async def finished_ones(self, node: Node, round_number: int, place: int) -> tuple[Gradient, int]:
         """This learner's part of a round, and its place in its batch after it."""

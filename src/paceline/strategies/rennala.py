@@ -19,13 +19,13 @@ from paceline.node import Gradient, Node
 from paceline.rules.learning_rate import RULES, step_scale
 from paceline.rules.sizes import micro_batch_size, round_target
 from paceline.strategies.checks import batch_target, check_reference, one_of, target_of_a_round
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
 LARGEST_SCALE = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rennala(Strategy):
+class Rennala(RoundsOfGradients):
     """Rennala SGD: no delay; a round closes when all together have enough samples.
 
     Args:
@@ -36,12 +36,14 @@ class Rennala(Strategy):
 
     name: ClassVar[str] = "rennala"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     target: int | str = "auto"
     unfinished: str = "carry"
     lr_rule: str = "auto"
     reference_batch: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(self, "unfinished", ("discard", "carry"))
         one_of(self, "lr_rule", RULES)
         check_reference(self)
@@ -49,7 +51,7 @@ class Rennala(Strategy):
 
     async def worker(self, node: Node) -> None:
         target_of_a_round(self, self.target, node.micro_batch)
-        round_number, size, carried = 0, node.micro_batch, Gradient(None, 0)
+        round_number, size, carried = node.state.get("round", 0), node.micro_batch, Gradient(None, 0)
         while not node.finished:
             batch, carried = carried, Gradient(None, 0)
             target = round_target(self.target, node.micro_batch, node.world_size, node.noise_scale)
@@ -70,6 +72,7 @@ class Rennala(Strategy):
             self.step(node, total)
             size = micro_batch_size(node.micro_batch, node.rank, total.notes, node.overhead_samples)
             round_number += 1
+            node.state["round"] = round_number
 
     def step(self, node: Node, total: Gradient) -> None:
         rule = self.lr_rule if self.lr_rule != "auto" else "sqrt" if node.steps.adaptive else "linear"

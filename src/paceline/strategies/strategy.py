@@ -24,11 +24,25 @@ class Strategy(ABC):
     """Whether it steps with fresh gradients of all workers, after waiting for all of them."""
     survives: ClassVar[bool] = False
     """Whether it goes on when a rank is lost: then `node.receive` brings a message `lost` from it, after all others."""
+    admits: ClassVar[bool] = False
+    """Whether nothing is in flight when a round is applied and the next has not begun, and what ranks must know alike
+    of the rounds before is in `node.state`; see `takes_newcomers`."""
 
     @property
     def steps_alone(self) -> bool:
         """Whether ranks step by themselves, so that their models differ: the model of the run is then their mean."""
         return False
+
+    @property
+    def code(self) -> str:
+        """In which the gradients of a round travel: one of `rules.codes.CODES`. Nodes look after it."""
+        return "none"
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a rank can take part from a round on. Not where ranks step alone, nor where each keeps what was
+        rounded off its gradients."""
+        return self.admits and not self.steps_alone and self.code == "none"
 
     def servers_for(self, workers: int) -> int:
         """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""

@@ -52,7 +52,9 @@
       const wide = ctx.measureText(text).width, tall = 16 * ratio, air = 4 * ratio;
       // Above the line, where curves seldom are, if there is room.
       const below = place - tall - air < bbox.top ? 1 : -1;
-      let left = bbox.left + bbox.width - wide - 2 * air, middle = place + below * (tall / 2 + air);
+      // Below it, they come from the left and from far below: there the name covers none of them.
+      let left = below === 1 ? bbox.left + 2 * air : bbox.left + bbox.width - wide - 2 * air;
+      let middle = place + below * (tall / 2 + air);
       if (upright) {
         left = place + air + wide < bbox.left + bbox.width ? place + air : place - 2 * air - wide;
         middle = high ? bbox.top + tall / 2 : bbox.top + bbox.height - tall / 2 - air;

@@ -1,0 +1,66 @@
+"""A newcomer takes the place of a lost rank in a running training: from a round on it holds the same bits as all
+others, and every sample is used once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.summary import account
+
+Ranks = Callable[..., Any]
+SAMPLES, EPOCHS = 61, 20  # of `train_with_newcomers`
+STRATEGIES = (
+    "all-reduce",
+    "balanced",
+    "abs-sgd",
+    "abs-sgd:delay_cure=acco",
+    "abs-sgd:trigger=fastest",
+    "rennala",
+    "non-blocking:unfinished=finish:mini_batches=2",
+    "local-sgd:steps=2",
+)
+
+
+def check(outcome: Any, victims: list[int], own_momenta: bool = False) -> None:
+    facts = outcome.facts
+    assert [fact["joined"] for fact in facts] == [rank in victims for rank in range(len(facts))]
+    alike = ["final", "rate", "applied"] + ["momenta"] * (not own_momenta)
+    for what in alike:
+        assert all(fact[what] == facts[0][what] for fact in facts), f"all end with the same {what}"
+    stayed = next(rank for rank in range(len(facts)) if rank not in victims)
+    for fact in facts:  # each holds what the others hold, after every round since it came
+        assert fact["after_round"] == facts[stayed]["after_round"][-len(fact["after_round"]) :]
+    assert all(fact["seen"] for fact in facts), "newcomers compute"
+    assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
+    assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (EPOCHS * SAMPLES, 0)
+    applied = [event["samples"] for event in outcome.events if event["kind"] == "applied" and event["rank"] == stayed]
+    assert sum(applied) == EPOCHS * SAMPLES, "no sample is used twice, and none is lost"
+    assert not account(outcome.events).errors
+    notes = [event["text"] for event in outcome.events if event["kind"] == "note"]
+    assert any("takes part from round" in note for note in notes)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_newcomer_takes_the_place_of_a_lost_rank(ranks: Ranks, strategy: str) -> None:
+    outcome = ranks("train_with_newcomers", 3, replaced=1, strategy=strategy, victims=[1])
+    check(outcome, [1], own_momenta=strategy.startswith("local-sgd"))
+
+
+def test_rank_0_and_another_are_replaced(ranks: Ranks) -> None:
+    check(ranks("train_with_newcomers", 3, replaced=2, strategy="abs-sgd", victims=[0, 2]), [0, 2])
+
+
+@pytest.mark.parametrize("killed", [(1, "waiting"), (1, "entering"), (0, "giving")], ids=lambda killed: killed[1])
+def test_a_kill_in_the_middle_of_joining_leaves_the_run_going(ranks: Ranks, killed: tuple[int, str]) -> None:
+    """Whoever dies, and a newcomer that has lost the one who was to give it the state, is replaced in turn."""
+    outcome = ranks("train_with_newcomers", 3, replaced=4, strategy="all-reduce", victims=[1], killed=killed)
+    check(outcome, sorted({1, killed[0]}))
+
+
+def test_a_strategy_that_cannot_take_newcomers_says_so(ranks: Ranks) -> None:
+    outcome = ranks("train_with_newcomers", 3, replaced=1, fails=True, strategy="crossbow", victims=[1], epochs=6)
+    assert outcome.codes == [0, 1, 0]
+    assert "The strategy crossbow cannot take a newcomer into a running training yet." in outcome.outputs[1]
