@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import paceline
 from paceline.backends.collectives import Collectives
+from paceline.backends.mailbox import Mailbox
 from paceline.backends.processes import ProcessNode
 from paceline.node import Gradient, Share, Work
 from paceline.race import worker
@@ -147,6 +149,26 @@ def train_pushing_wrong(strategy: str, how: str) -> Facts:
         send(node, to, kind, *tensors)
 
     ProcessNode.send = instead  # type: ignore[method-assign]  # in this process, which ends after it
+    return train(strategy, slow={"0": 0.004, "1": 0.004})  # long enough that both have some data
+
+
+def train_beside_a_stranger(strategy: str) -> Facts:
+    """An ordinary loop. Before its third push rank 1 pushes as somebody who knows the secret of an old run."""
+    from scenarios import train  # only the zygote can find them
+
+    send = ProcessNode.send
+
+    def after_a_stranger(node: ProcessNode, to: int, kind: str, *tensors: Tensor) -> None:
+        if node.rank == 1 and kind.startswith("push 3 "):
+            turned_away = threading.Event()
+            stranger = Mailbox(node.rank, b"the secret of an old run", on_broken=lambda *_: turned_away.set())
+            stranger.connect(node._mailbox._roster)
+            stranger.send(to, kind, [tensors[0] * torch.nan])
+            assert turned_away.wait(60)
+            stranger.close()
+        send(node, to, kind, *tensors)
+
+    ProcessNode.send = after_a_stranger  # type: ignore[method-assign]  # in this process, which ends after it
     return train(strategy, slow={"0": 0.004, "1": 0.004})  # long enough that both have some data
 
 

@@ -251,6 +251,12 @@ def test_a_wrong_push_is_refused_with_the_reason_and_the_run_goes_on(
     assert_served(outcome, 2, EPOCHS * SAMPLES - discarded[0]["samples"])
 
 
+def test_a_push_with_the_secret_of_an_old_run_is_turned_away(ranks: Ranks) -> None:
+    outcome = ranks("train_beside_a_stranger", 3, servers=1, strategy="ssp")
+    assert "Turned away a connection from 127.0.0.1" in outcome.outputs[2]
+    assert_served(outcome, 2, EPOCHS * SAMPLES)
+
+
 @pytest.mark.parametrize("victim", [0, 2, 4])
 @pytest.mark.parametrize("strategy", ["bsp", "ssp", "gssp:grouping=0-1/2"])
 def test_the_run_goes_on_without_a_killed_rank(ranks: Ranks, strategy: str, victim: int) -> None:
