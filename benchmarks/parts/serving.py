@@ -18,7 +18,7 @@ from parts.races import raced, say_machine
 
 SPEEDS = (1.0, 1.0, 0.5, 0.5, 1 / 3, 1 / 3)
 STRATEGIES = ("bsp", "ssp", "dssp", "asp", "gssp")
-GROUPS = 2
+GROUPS = 3  # as many as there are classes of speed
 RATES = (0.05, 0.1, 0.2, 0.4)
 TUNING_SEEDS, TUNING_SECONDS = 3, 10.0
 MICRO_BATCH_SECONDS = 0.02
