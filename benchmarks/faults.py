@@ -13,7 +13,9 @@ import argparse
 import time
 from collections.abc import Collection
 
-from parts.faults import KINDS, STRATEGIES, measure, show
+from parts.fault_blows import KINDS
+from parts.fault_table import show
+from parts.faults import STRATEGIES, measure
 
 from paceline.simulator.faults import Crash
 from paceline.strategies import create
@@ -44,6 +46,7 @@ def main() -> None:
             show(strategies, kinds)
         else:
             measure(strategies, kinds, asked.kills, asked.minutes)
+            show(strategies, kinds)
         return
     began = time.perf_counter()
     played, failures = awaits() if asked.awaits else swarm(range(asked.first, asked.first + asked.swarm))
