@@ -54,7 +54,9 @@ def train(strategy: str, epochs: int, seed: int, found: str, saves: bool) -> Non
             optimizer.step()
         if run.node.leads and not run.left:
             accuracy = float((model(x[SAMPLES:]).argmax(1) == y[SAMPLES:]).float().mean())
-            Path(found).write_text(json.dumps({"accuracy": accuracy, "samples": epochs * SAMPLES}))
+            run.node.tell_progress()
+            told = {"ledger": run.surroundings.control.status()["ledger"], "began": run.surroundings.origin}
+            Path(found).write_text(json.dumps({"accuracy": accuracy, "samples": epochs * SAMPLES, **told}))
 
 
 def be_stuck(*_: object) -> None:

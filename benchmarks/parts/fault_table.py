@@ -26,7 +26,8 @@ def show(strategies: Sequence[str], kinds: Sequence[str]) -> None:
         tries = [each for each in found if each["strategy"] in strategies and each["kind"] == kind]
         if tries:
             times = " | ".join(spread([each[name] for each in tries]) for name in ("found_in", "back_in"))
-            print(f"| {kind} | {row(tries)} | {times if KINDS[kind].window or KINDS[kind].replace else '– | –'} |")
+            told = kind not in KINDS or KINDS[kind].window or KINDS[kind].replace
+            print(f"| {kind} | {row(tries)} | {times if told else '– | –'} |")
 
 
 def row(tries: Sequence[dict[str, Any]]) -> str:

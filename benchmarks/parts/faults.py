@@ -10,7 +10,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from math import inf
@@ -22,6 +22,7 @@ from paceline.errors import PacelineError
 from paceline.launch.local import Launch, Place, place_alone
 from paceline.launch.roles import environment_of_servers
 from paceline.launch.surroundings import address_on, new_run
+from paceline.race.links import reason_against
 from paceline.record import Event, read_events
 from paceline.run.checkpoint import read_latest
 from paceline.strategies import create
@@ -45,23 +46,25 @@ STRATEGIES = {
 AROUND = 3.0  # seconds after a loss is found, in which a pause is its consequence
 
 
-def measure(strategies: Sequence[str], kinds: Sequence[str], tries: int, minutes: float = inf) -> None:
+Strike = Callable[[str, str, int], dict[str, Any]]
+
+
+def measure(strike: Strike, strategies: Sequence[str], kinds: Sequence[str], tries: int, minutes: float = inf) -> None:
     """Each kind of fault so often, at random moments. After so many minutes no run is begun any more."""
     say_machine()
     ends = time.monotonic() + 60 * minutes
     OUTCOMES.parent.mkdir(parents=True, exist_ok=True)
     done = {(each["strategy"], each["kind"], each["seed"]) for each in outcomes()}
-    with Zygote() as zygote:
-        for kind in kinds:
-            for seed in range(tries):
-                for strategy in strategies:
-                    if time.monotonic() > ends or (strategy, kind, seed) in done or why_not(strategy, kind):
-                        continue
-                    outcome = one_fault(zygote, strategy, kind, seed)
-                    with OUTCOMES.open("a") as file:
-                        file.write(json.dumps(outcome) + "\n")
-                    shown = ("strategy", "kind", "seed", "ok", "exact", "pause", "found_in", "back_in", "words")
-                    print({each: outcome[each] for each in shown}, flush=True)
+    for kind in kinds:
+        for seed in range(tries):
+            for strategy in strategies:
+                if time.monotonic() > ends or (strategy, kind, seed) in done or why_not(strategy, kind):
+                    continue
+                outcome = strike(strategy, kind, seed)
+                with OUTCOMES.open("a") as file:
+                    file.write(json.dumps(outcome) + "\n")
+                shown = ("strategy", "kind", "seed", "ok", "exact", "pause", "found_in", "back_in", "words")
+                print({each: outcome[each] for each in shown}, flush=True)
     for kind in kinds:
         for strategy in strategies:
             if why_not(strategy, kind):
@@ -72,6 +75,8 @@ def why_not(strategy: str, kind: str) -> str:
     """Why a strategy is not struck in that way, or an empty string."""
     if kind == SERVER and STRATEGIES[strategy] < 2:
         return "without another server nobody could go on"
+    if kind not in KINDS:
+        return reason_against()
     if KINDS[kind].how == "kill_newcomer" and not create(strategy).takes_newcomers:
         return "it takes no newcomers"
     return "a small disk needs root" if kind == FULL and os.geteuid() else ""
@@ -112,7 +117,9 @@ def one_fault(zygote: Zygote, strategy: str, kind: str, seed: int) -> dict[str, 
         "ok": outcome.ok and bool(told["samples"]) and did_as_promised(kind, outcome, victims, events, told),
         "hit": blow.hit and (kind == NONE or blow.at > 0),
         "exact": is_exact(strategy, events, ledger, told["samples"], living[0]),
-        "pause": None if kind == NONE else max(pause(events, rank, struck, bool(servers), kind) for rank in living),
+        "pause": None
+        if kind == NONE
+        else max(pause(events, rank, struck, bool(servers), way.window) for rank in living),
         "found_in": first_after(events, "lost", victims, struck),
         "back_in": first_after(events, "start", victims, struck),
         "accuracy": told["accuracy"],
@@ -175,14 +182,14 @@ def is_exact(strategy: str, events: list[Event], ledger: dict[str, Any], samples
     return applied == int(ledger["used"])
 
 
-def pause(events: Iterable[Event], rank: int, struck: float, served: bool, kind: str) -> float:
+def pause(events: Iterable[Event], rank: int, struck: float, served: bool, window: float) -> float:
     """How much longer than usual a rank that is left waited for its next round; for its next micro-batch if servers
     make the steps."""
     kinds = {"compute"} if served else {"applied", "step"}
     times = sorted(event["t"] for event in events if event["kind"] in kinds and event["rank"] == rank)
     gaps = list(pairwise(times))
     before = [b - a for a, b in gaps if b < struck]
-    after = [b - a for a, b in gaps if b >= struck and a < struck + KINDS[kind].window + AROUND]
+    after = [b - a for a, b in gaps if b >= struck and a < struck + window + AROUND]
     return max(after, default=0.0) - (statistics.median(before) if before else 0.0)
 
 
