@@ -54,7 +54,7 @@ def train(strategy: str, epochs: int, seed: int, found: str, saves: bool) -> Non
             optimizer.step()
         if run.node.leads and not run.left:
             accuracy = float((model(x[SAMPLES:]).argmax(1) == y[SAMPLES:]).float().mean())
-            run.node.tell_progress()
+            run.node.has_no_more_of_the_lost()  # all have met, and know the same
             told = {"ledger": run.surroundings.control.status()["ledger"], "began": run.surroundings.origin}
             Path(found).write_text(json.dumps({"accuracy": accuracy, "samples": epochs * SAMPLES, **told}))
 
