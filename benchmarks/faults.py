@@ -12,13 +12,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Collection
+from functools import partial
 
-from parts.faults import KINDS, STRATEGIES, measure, show
+from parts.fault_blows import KINDS
+from parts.fault_links import LINK_KINDS, one_linked_fault
+from parts.fault_table import show
+from parts.faults import STRATEGIES, measure, one_fault
+from parts.forked import Zygote
 
 from paceline.simulator.faults import Crash
 from paceline.strategies import create
 from paceline.testing_losses import SURVIVORS, Losses, check_losses, check_seed, moments
 
+EVERY = (*KINDS, *LINK_KINDS)
 SHOWN = 5  # failures that are printed in full
 
 
@@ -26,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5, help="of each kind, on real processes")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="some of these, with commas between them")
-    parser.add_argument("--who", default=",".join(KINDS), help="is struck: some of these; commas between them")
+    parser.add_argument("--who", default=";".join(EVERY), help="is struck: some of these, with semicolons between them")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run is begun any more")
     parser.add_argument("--table", action="store_true", help="show what was measured")
     parser.add_argument("--swarm", type=int, help="play so many seeds in virtual time, from --first on")
@@ -39,11 +45,16 @@ def main() -> None:
         print(f"Seed {asked.seed} is sound.")
         return
     if not asked.swarm and not asked.awaits:
-        strategies, kinds = split(asked.strategies, STRATEGIES), split(asked.who, KINDS)
+        strategies, kinds = split(asked.strategies, ",", STRATEGIES), split(asked.who, ";", EVERY)
         if asked.table:
             show(strategies, kinds)
         else:
-            measure(strategies, kinds, asked.kills, asked.minutes)
+            with Zygote() as zygote:
+                here = [kind for kind in kinds if kind in KINDS]
+                measure(partial(one_fault, zygote), strategies, here, asked.kills, asked.minutes)
+            linked = [kind for kind in kinds if kind in LINK_KINDS]
+            measure(one_linked_fault, strategies, linked, asked.kills, asked.minutes)
+            show(strategies, kinds)
         return
     began = time.perf_counter()
     played, failures = awaits() if asked.awaits else swarm(range(asked.first, asked.first + asked.swarm))
@@ -53,11 +64,11 @@ def main() -> None:
     raise SystemExit(bool(failures))
 
 
-def split(text: str, known: Collection[str]) -> list[str]:
-    strange = [each for each in text.split(",") if each not in known]
+def split(text: str, between: str, known: Collection[str]) -> list[str]:
+    strange = [each for each in text.split(between) if each not in known]
     if strange:
         raise SystemExit(f"{strange[0]!r} is none of: {'; '.join(known)}")
-    return text.split(",")
+    return text.split(between)
 
 
 def swarm(seeds: range) -> tuple[int, list[str]]:

@@ -4,8 +4,10 @@
 
 Two ranks on two cores, real compute, no sleeping, an MLP of a million parameters. DDP and the strategies take turns in
 the same processes, so that a change of the machine's load hits all of them; the figure is the median of the ratios of
-neighbouring turns. The second part gives a loop of 5 ms micro-batches to one rank: plain, with an all-reduce written by
-hand, and with Paceline; and it times the strategy and its driver alone, without what the node does for them.
+neighbouring turns. Beside it stands what it takes to be ready for the loss of a rank while nobody is lost: to look
+around, to number collectives, to keep what was brought and what came of it, to tell how far the run has come; with what
+the stopwatch itself takes. The second part gives a loop of 5 ms micro-batches to one rank: plain, with an all-reduce
+written by hand, and with Paceline; and it times the strategy and its driver alone, without what the node does for them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import paceline
 from paceline.backends.collectives import CollectiveWork
 from paceline.backends.driver import Driver
+from paceline.backends.flat import Brought
+from paceline.backends.lane import Flight, Lane
 from paceline.backends.processes import ProcessNode
+from paceline.control.client import ControlClient
 
 MICRO_BATCH = 128
 STEPS = 150
@@ -78,23 +83,45 @@ def train_paceline(strategy: str, data: TensorDataset, folder: Path) -> float:
         return len(data) / (time.perf_counter() - began)
 
 
+def readiness() -> tuple[Stopwatch, Stopwatch]:
+    """Around all that a rank does to be ready for a loss; and around what is the collectives' own in it."""
+    whole, inside = Stopwatch(), Stopwatch()
+    for owner, name in (
+        (ProcessNode, "look_around"),
+        (ProcessNode, "tell_progress"),
+        (Lane, "start"),
+        (Lane, "arrived"),
+        (Brought, "is_there"),
+        (Brought, "let_go"),
+        (ControlClient, "report_progress"),
+    ):
+        whole.around(owner, name)
+    for name in ("launch", "wait", "poll"):
+        inside.around(Flight, name)
+    return whole, inside
+
+
 def rank_main(rounds: int, out: Path) -> None:
     """One rank of two: all contenders in turn, several times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     data = dataset(MICRO_BATCH * STEPS * 2)
     lines = []
+    whole, inside = readiness()
     for turn in range(rounds + 1):
         speeds = {}
+        shares = dict.fromkeys(CONTENDERS, 0.0)
         for contender in CONTENDERS:
             dist.barrier()
             if contender == "ddp":
                 speeds[contender] = train_ddp(data)
             else:
                 own_control_plane(f"{turn}-{contender}")
+                whole.seconds = inside.seconds = 0.0
                 speeds[contender] = train_paceline(contender, data, out / "runs")
+                shares[contender] = (whole.seconds - inside.seconds) * speeds[contender] / len(data)
         if turn:  # the first is the warm-up
-            lines.append(" ".join(str(speeds[contender]) for contender in CONTENDERS))
+            lines.append(" ".join(map(str, [*speeds.values(), *shares.values()])))
     if dist.get_rank() == 0:
         (out / "speeds.txt").write_text("\n".join(lines))
     dist.destroy_process_group()
@@ -115,6 +142,9 @@ def against_ddp(rounds: int) -> None:
             f"  {contender:12} {statistics.median(speeds):9.0f} samples/s   of DDP: median "
             f"{statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}"
         )
+    for place, contender in list(enumerate(CONTENDERS, len(CONTENDERS)))[1:]:
+        ready = statistics.median(row[place] for row in rows)
+        print(f"  {contender:12} ready for a loss: {ready:.2%} of the time")
 
 
 class Stopwatch:

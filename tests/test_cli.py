@@ -94,6 +94,7 @@ OPTIONS = {
         "--return-timeout",
         "--secret-file",
         "--servers",
+        "--stuck-timeout",
     ],
     "simulate": [
         "--cluster",
@@ -383,6 +384,7 @@ def test_the_scripts_arguments_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert seen["nproc"] == 2 and seen["folder"] == Path("runs/run")
     assert not seen["report"] and seen["servers"] == seen["restarts"] == seen["replace"] == 0
     assert seen["join_timeout"] == 120 and seen["heartbeat_timeout"] == 10
+    assert seen["stuck_timeout"] == 300
 
 
 def test_a_simulated_race_is_byte_equal_for_equal_seeds(

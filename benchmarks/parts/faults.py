@@ -1,4 +1,4 @@
-"""Real processes that are killed and stopped: does the run go on, with every sample once, and how long is the pause?
+"""Real processes that are struck: does the run go on, with every sample once, and how long is the pause?
 
 Every run is a line in `results/faults/outcomes.jsonl`; what is there is not run again."""
 
@@ -7,13 +7,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import statistics
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -21,119 +19,109 @@ from typing import Any
 
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
-from paceline.launch.local import place_alone, run_ranks
+from paceline.launch.local import Launch, Place, place_alone
 from paceline.launch.roles import environment_of_servers
 from paceline.launch.surroundings import address_on, new_run
+from paceline.race.links import reason_against
 from paceline.record import Event, read_events
+from paceline.run.checkpoint import read_latest
 from paceline.strategies import create
 from paceline.summary import account
+from parts.fault_blows import FULL, KINDS, NONE, NOTICE, SERVER, WORKERS, Blow, small_disk, victims_of
+from parts.forked import ForkedRanks, Zygote
 from parts.races import say_machine
 
-RANK = Path(__file__).with_name("fault_rank.py")
 OUTCOMES = Path(__file__).parents[1] / "results" / "faults" / "outcomes.jsonl"
-WORKERS = 4
 STRATEGIES = {
-    "gssp": 2,
     "all-reduce": 0,
     "balanced": 0,
     "abs-sgd": 0,
     "non-blocking:mini_batches=4": 0,
     "non-blocking:topology=d-psgd:mini_batches=4": 0,
     "non-blocking:topology=matcha:mini_batches=4": 0,
+    "gssp": 2,
     "adaptive-sgd:mega_batch=512": 0,
-    "ssp": 1,
 }
 """And how many servers each has."""
-NONE, WORKER, RANK_0, SERVER, CONTROL = "nobody", "a worker", "rank 0", "a group server", "the control plane"
-TWO, ALL_BUT_ONE, STOPPED = "two workers at once", "all workers but one", "a worker stopped for 20 s"
-KINDS = (NONE, WORKER, RANK_0, SERVER, CONTROL, TWO, ALL_BUT_ONE, STOPPED)
-EPOCHS = 6  # about five seconds
-STOPPED_EPOCHS, STOPPED_SECONDS = 30, 20.0  # so that it comes back to a run that still goes on
-HEARTBEAT_SECONDS = 2.0
-EARLIEST, LATEST = 0.7, 2.7  # seconds after the last has started
-AROUND = HEARTBEAT_SECONDS + 3.0  # seconds after a fault, in which a pause is its consequence
+AROUND = 3.0  # seconds after a loss is found, in which a pause is its consequence
 
 
-def measure(strategies: Sequence[str], kinds: Sequence[str], kills: int, minutes: float = inf) -> None:
+Strike = Callable[[str, str, int], dict[str, Any]]
+
+
+def measure(strike: Strike, strategies: Sequence[str], kinds: Sequence[str], tries: int, minutes: float = inf) -> None:
     """Each kind of fault so often, at random moments. After so many minutes no run is begun any more."""
     say_machine()
     ends = time.monotonic() + 60 * minutes
     OUTCOMES.parent.mkdir(parents=True, exist_ok=True)
     done = {(each["strategy"], each["kind"], each["seed"]) for each in outcomes()}
     for kind in kinds:
-        for seed in range(kills):
+        for seed in range(tries):
             for strategy in strategies:
-                if time.monotonic() > ends or (strategy, kind, seed) in done:
+                if time.monotonic() > ends or (strategy, kind, seed) in done or why_not(strategy, kind):
                     continue
-                if kind != SERVER or STRATEGIES[strategy] > 1:  # without another server nobody could go on
-                    outcome = one_fault(strategy, kind, seed)
-                    with OUTCOMES.open("a") as file:
-                        file.write(json.dumps(outcome) + "\n")
-                    print({each: outcome[each] for each in ("strategy", "kind", "seed", "ok", "pause")}, flush=True)
-    show(strategies, kinds)
+                outcome = strike(strategy, kind, seed)
+                with OUTCOMES.open("a") as file:
+                    file.write(json.dumps(outcome) + "\n")
+                shown = ("strategy", "kind", "seed", "ok", "exact", "pause", "found_in", "back_in", "words")
+                print({each: outcome[each] for each in shown}, flush=True)
+    for kind in kinds:
+        for strategy in strategies:
+            if why_not(strategy, kind):
+                print(f"Not with {strategy}: {kind}: {why_not(strategy, kind)}")
+
+
+def why_not(strategy: str, kind: str) -> str:
+    """Why a strategy is not struck in that way, or an empty string."""
+    if kind == SERVER and STRATEGIES[strategy] < 2:
+        return "without another server nobody could go on"
+    if kind not in KINDS:
+        return reason_against()
+    if KINDS[kind].how == "kill_newcomer" and not create(strategy).takes_newcomers:
+        return "it takes no newcomers"
+    return "a small disk needs root" if kind == FULL and os.geteuid() else ""
 
 
 def outcomes() -> list[dict[str, Any]]:
     return [json.loads(line) for line in OUTCOMES.read_text().splitlines()] if OUTCOMES.exists() else []
 
 
-def show(strategies: Sequence[str], kinds: Sequence[str]) -> None:
-    """A table of all that was measured."""
-    print("\n| strategy | who | went on | each sample once | pause, s: median, 90 %, longest | accuracy |")
-    print("|---" * 6 + "|")
-    found = outcomes()
-    for strategy in strategies:
-        for kind in kinds:
-            tries = [each for each in found if (each["strategy"], each["kind"]) == (strategy, kind)]
-            if tries:
-                print(f"| `{strategy}` | {kind} | {row(tries)} |")
-
-
-def row(tries: Sequence[dict[str, Any]]) -> str:
-    went_on = [each for each in tries if each["ok"]]
-    pauses = sorted(each["pause"] for each in went_on if each["pause"] is not None)
-    told = "–"
-    if pauses and tries[0]["kind"] != NONE:
-        late = pauses[min(len(pauses) - 1, int(0.9 * len(pauses)))]
-        told = f"{statistics.median(pauses):.2f}, {late:.2f}, {pauses[-1]:.2f}"
-    scores = [each["accuracy"] for each in went_on]
-    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-    accuracy = f"{statistics.mean(scores):.3f} ± {spread:.3f}" if scores else "–"
-    exact = sum(each["exact"] for each in went_on)
-    return f"{len(went_on)} of {len(tries)} | {exact} of {len(went_on)} | {told} | {accuracy}"
-
-
 # ---- one run
 
 
-def one_fault(strategy: str, kind: str, seed: int) -> dict[str, Any]:
-    servers, chance = STRATEGIES[strategy], random.Random(f"{strategy} {kind} {seed}")
-    victims, moment = victims_of(kind, servers, chance), chance.uniform(EARLIEST, LATEST)
-    epochs = STOPPED_EPOCHS if kind == STOPPED else EPOCHS
+def one_fault(zygote: Zygote, strategy: str, kind: str, seed: int) -> dict[str, Any]:
+    servers, chance, way = STRATEGIES[strategy], random.Random(f"{strategy} {kind} {seed}"), KINDS[kind]
+    victims = victims_of(kind, servers, chance)
     with tempfile.TemporaryDirectory() as folder:
         run = new_run(Path(folder))
-        found = run / "found.json"
-        command = [sys.executable, str(RANK), strategy, str(epochs), str(seed), str(found)]
-        beats = {"heartbeat_timeout": HEARTBEAT_SECONDS} if kind == STOPPED else {}
-        ranks = WORKERS + servers
-        with place_alone(ranks, run, environment=environment_of_servers(servers), **beats) as place:
-            blow = Blow(run, ranks, victims, kind, moment)
-            blow.start()
-            outcome = run_ranks(command, place, quiet=True)
-            blow.join()
-            ledger = ledger_of(address_on(place.card), bytes.fromhex(place.card["secret"]), ranks)
-        events, struck = read_events(run / "events"), blow.at - float(place.card["origin"])
-        told = json.loads(found.read_text()) if found.exists() else {"accuracy": 0.0, "samples": 0}
-        words = [] if found.exists() else [line for lines in outcome.last_words.values() for line in lines[-3:]]
+        with (
+            small_disk(run / "checkpoints") if kind == FULL else nullcontext(),
+            place_alone(WORKERS + servers, run, environment=environment_of_servers(servers), **way.terms) as place,
+        ):
+            ranks = ForkedRanks(
+                zygote, place, [strategy, way.epochs, seed, str(run / "found.json"), way.saves], way.replace
+            )
+            records = [run / "events" / f"rank-{rank:04d}.jsonl" for rank in place.ranks]
+            blow = Blow(ranks, records, victims, kind, chance)
+            outcome, ledger = watch(ranks, place, blow)
+            events = read_events(run / "events")
+            told = found_in(run)
+            told |= {"whole": is_whole(run / "checkpoints")} if way.saves else {}
+            words = ranks.last_words(outcome) if not told["samples"] or not outcome.ok else []
     living = [rank for rank in range(WORKERS) if rank not in victims]
+    struck = blow.at - float(place.card["origin"])
     return {
         "strategy": strategy,
         "kind": kind,
         "seed": seed,
-        "ok": outcome.ok and bool(told["samples"]) and (kind == NONE or blow.at > 0),
+        "ok": outcome.ok and bool(told["samples"]) and did_as_promised(kind, outcome, victims, events, told),
+        "hit": blow.hit and (kind == NONE or blow.at > 0),
         "exact": is_exact(strategy, events, ledger, told["samples"], living[0]),
-        "pause": None if kind == NONE else max(pause(events, rank, struck, bool(servers)) for rank in living),
-        "struck": struck,
+        "pause": None
+        if kind == NONE
+        else max(pause(events, rank, struck, bool(servers), way.window) for rank in living),
+        "found_in": first_after(events, "lost", victims, struck),
+        "back_in": first_after(events, "start", victims, struck),
         "accuracy": told["accuracy"],
         "ledger": ledger,
         "errors": account(events).errors,
@@ -142,20 +130,45 @@ def one_fault(strategy: str, kind: str, seed: int) -> dict[str, Any]:
     }
 
 
-def victims_of(kind: str, servers: int, chance: random.Random) -> list[int]:
-    """Ranks; none for a run without a fault, and for the control plane."""
-    if kind == SERVER:
-        return [WORKERS + chance.randrange(servers)]
-    if kind == RANK_0:
-        return [0]
-    return chance.sample(range(WORKERS), {WORKER: 1, STOPPED: 1, TWO: 2, ALL_BUT_ONE: WORKERS - 1}.get(kind, 0))
-
-
-def ledger_of(address: tuple[str, int], secret: bytes, ranks: int) -> dict[str, Any]:
-    """What became of the samples, as the control plane has it in the end."""
-    with ControlClient(address, secret, ranks) as control:
+def watch(ranks: ForkedRanks, place: Place, blow: Blow) -> tuple[Launch, dict[str, Any]]:
+    """What comes of it, and of the samples, as the control plane has it in the end."""
+    secret = bytes.fromhex(place.card["secret"])
+    with ControlClient(address_on(place.card), secret, place.world_size) as control:
+        blow.start()
+        try:
+            outcome = ranks.watch(control)
+        finally:
+            blow.over.set()
+            ranks.end_all()
+            blow.join()
         ledger: dict[str, Any] | None = control.status()["ledger"]
-    return ledger or {}
+    return outcome, ledger or {}
+
+
+def found_in(run: Path) -> dict[str, Any]:
+    """What whoever led in the end has written."""
+    path = run / "found.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"accuracy": 0.0, "samples": 0}
+    return found
+
+
+def is_whole(checkpoints: Path) -> bool:
+    try:
+        return read_latest(checkpoints) is not None
+    except PacelineError:
+        return False
+
+
+def did_as_promised(
+    kind: str, outcome: Launch, victims: Sequence[int], events: list[Event], told: dict[str, Any]
+) -> bool:
+    """What is promised beside that the run goes on."""
+    if kind == NOTICE:
+        return outcome.left == list(victims) and outcome.exit_code(victims[0]) == 0
+    if kind == FULL:
+        warned = any("could not be written" in event.get("text", "") for event in events if event["kind"] == "warning")
+        return bool(told["whole"]) and warned
+    return bool(told.get("whole", True))
 
 
 def is_exact(strategy: str, events: list[Event], ledger: dict[str, Any], samples: int, rank: int) -> bool:
@@ -169,71 +182,22 @@ def is_exact(strategy: str, events: list[Event], ledger: dict[str, Any], samples
     return applied == int(ledger["used"])
 
 
-def pause(events: Iterable[Event], rank: int, struck: float, served: bool) -> float:
+def pause(events: Iterable[Event], rank: int, struck: float, served: bool, window: float) -> float:
     """How much longer than usual a rank that is left waited for its next round; for its next micro-batch if servers
     make the steps."""
     kinds = {"compute"} if served else {"applied", "step"}
     times = sorted(event["t"] for event in events if event["kind"] in kinds and event["rank"] == rank)
     gaps = list(pairwise(times))
     before = [b - a for a, b in gaps if b < struck]
-    after = [b - a for a, b in gaps if b >= struck and a < struck + AROUND]
+    after = [b - a for a, b in gaps if b >= struck and a < struck + window + AROUND]
     return max(after, default=0.0) - (statistics.median(before) if before else 0.0)
 
 
-class Blow(threading.Thread):
-    """Strikes some time after all ranks have begun to train.
-
-    Args:
-        run: the run's folder.
-        ranks: how many there are.
-        victims: which of them are struck.
-        kind: how, and whether it is the control plane instead.
-        moment: seconds to wait.
-    """
-
-    def __init__(self, run: Path, ranks: int, victims: Sequence[int], kind: str, moment: float) -> None:
-        super().__init__(daemon=True)
-        self._records = [run / "events" / f"rank-{rank:04d}.jsonl" for rank in range(ranks)]
-        self._victims, self._kind, self._moment = victims, kind, moment
-        self.at = 0.0
-        """`time.time()` of the blow."""
-
-    def run(self) -> None:
-        deadline = time.monotonic() + 120
-        while len(pids := [pid for record in self._records for pid in pids_in(record)]) < len(self._records):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.05)
-        if self._kind == NONE:
-            return
-        time.sleep(self._moment)
-        struck = [pids[rank] for rank in self._victims] or control_planes(os.getpid())
-        self.at = time.time()
-        for pid in struck:
-            os.kill(pid, signal.SIGSTOP if self._kind == STOPPED else signal.SIGKILL)
-        if self._kind == STOPPED:
-            time.sleep(STOPPED_SECONDS)
-            for pid in struck:
-                os.kill(pid, signal.SIGCONT)
-
-
-def pids_in(record: Path) -> list[int]:
-    """The rank's, if it has begun to train."""
-    lines = record.read_text().splitlines(keepends=True) if record.exists() else []
-    return [json.loads(line)["pid"] for line in lines[:20] if '"start"' in line and line.endswith("\n")]
-
-
-def control_planes(parent: int) -> list[int]:
-    """Children of a process that are a control plane."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                owner = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if owner == parent and b"paceline.control" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:  # it has ended meanwhile
-                continue
-    if not found:
-        raise PacelineError("There is no control plane to be killed.")
-    return found
+def first_after(events: Iterable[Event], kind: str, victims: Sequence[int], struck: float) -> float | None:
+    """Seconds from the blow to the first event of a kind about the last of those who were struck."""
+    first = {
+        event["rank"]: event["t"] - struck
+        for event in reversed(list(events))
+        if event["kind"] == kind and event["rank"] in victims and event["t"] > struck
+    }
+    return max(first.values(), default=None)

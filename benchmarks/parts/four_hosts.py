@@ -132,14 +132,14 @@ def _run_all(commands: Sequence[tuple[list[str], dict[str, str]]], stack: ExitSt
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=plain | more, preexec_fn=end_with_parent
         )
-        stack.callback(_end, process)
+        stack.callback(end, process)
         started.append(process)
     for number, process in enumerate(started):
         if process.wait(LONGEST_SECONDS):
             raise SystemExit(f"{' '.join(commands[number][0])} failed:\n{(folder / f'{number}.log').read_text()}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()  # a launcher ends its ranks
     try:
         process.wait(10)

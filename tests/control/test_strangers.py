@@ -42,7 +42,7 @@ def valid_frames():
     yield Frame("discard", leases | {"reason": "not a number"})
     yield Frame("give_back", leases)
     yield Frame("signal", {"round": 3, "samples": 0, "target": 0})
-    yield Frame("heartbeat", {"metrics": {"loss": 0.5}})
+    yield Frame("heartbeat", {"metrics": {"loss": 0.5}, "busy": 0.0, "waits": 0.0, "longest": 0.0})
     yield Frame("leave", {"error": ""})
     yield Frame("status")
     yield Frame("store_set", {"key": "k"}, [memoryview(b"value")])

@@ -122,13 +122,14 @@ def ranks(zygote: Zygote, tmp_path: Path) -> Ranks:
         fails: bool = False,
         servers: int | None = None,
         replaced: int = 0,
+        timeouts: dict[str, float] | None = None,
         **options: Any,
     ) -> Outcome:
         if options.get("strategy") == "non-blocking":  # what is given up goes to a loop twice: see test_giving_up
             options["strategy"] += ":unfinished=finish"
         folder = new_run(tmp_path / "run")
         secret = secrets.token_bytes(32)
-        with ControlService(nproc, secret, join_timeout=60.0) as service:
+        with ControlService(nproc, secret, join_timeout=60.0, **timeouts or {}) as service:
             shared = environment_of(card_of(service.address, folder, secret)) | {"WORLD_SIZE": str(nproc)}
             shared[SERVERS] = str(servers if servers is not None else servers_of(options.get("strategy")))
             order = {"scenario": scenario, "options": options, "replaced": replaced}

@@ -208,6 +208,40 @@ def train_until_shot(strategy: str, victim: int) -> Facts:
         return {"final": run.node.parameters.tolist()}
 
 
+def train_until_stuck(strategy: str, victim: int, where: str) -> Facts:
+    """One rank is stuck in its fifth micro-batch, or in its data, and comes back when the others are through."""
+    from scenarios import OPTIMIZERS, Points, linear, squared_error  # only the zygote can find them
+
+    model = linear()
+    with paceline.Run(strategy) as run:
+        waits_for = [run.folder / f"over-{rank}" for rank in range(run.world_size) if rank != victim]
+
+        def be_stuck() -> None:
+            while not all(path.exists() for path in waits_for):
+                time.sleep(0.01)
+
+        class Endless(Points):
+            def __getitem__(self, index: int) -> Any:
+                if run.rank == victim and self.read == 16 and where == "data":
+                    be_stuck()
+                self.read += 1
+                return super().__getitem__(index)
+
+            read = 0
+
+        loader = run.loader(Endless(61), micro_batch=4, epochs=3)
+        driven = run.optimizer(OPTIMIZERS["momentum"](model.parameters()), model)
+        for number, (_, x, y) in enumerate(loader):
+            driven.zero_grad()
+            squared_error(model, x, y).backward()
+            if run.rank == victim and number == 4 and where == "loop":
+                be_stuck()
+            driven.step()
+        final = run.node.parameters.tolist()
+    (run.folder / f"over-{run.rank}").touch()
+    return {"final": final}
+
+
 def train_until_told(strategy: str, told: list[int], handler: bool = False, by_hand: bool = False) -> Facts:
     """Some ranks get SIGTERM in their fifth micro-batch, or tell themselves to leave."""
     from scenarios import OPTIMIZERS, Diary, Frail, Points, linear, squared_error  # only the zygote can find them

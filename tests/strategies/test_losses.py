@@ -109,6 +109,13 @@ def test_what_all_who_are_left_hold_counts_when_another_is_lost() -> None:
     check_losses(create("all-reduce:micro_batches=2"), losses)
 
 
+def test_what_those_who_are_through_hold_counts_when_another_is_lost() -> None:
+    """Seed 850: two were through with the last meeting when a third crashed, and the simulator had it repeated."""
+    crashes = Crash(at=0.98891, rank=0), Crash(at=0.97275, rank=1)
+    losses = Losses(speeds=(1.0, 1.0, 0.25, 1.0, 1.0), crashes=crashes, seed=850, epochs=2, latency=0.03)
+    check_losses(create("d-psgd"), losses)
+
+
 def test_a_newcomer_gets_a_share_like_the_others() -> None:
     assert among((6, 0, 3), (0, 1, 2)) == (4, 3, 2)
     assert among((4, 4, 4), (0, 1, 2)) == (4, 4, 4)

@@ -50,8 +50,8 @@ class DrivenNode(Node):
         """Block until something in flight here arrives, or for so long."""
 
     @abstractmethod
-    def look_around(self) -> None:
-        """Raise if what is waited for can never come."""
+    def look_around(self, waits: bool = False) -> None:
+        """Raise if what is waited for can never come. `waits`: whether the rank can do nothing else meanwhile."""
 
     @abstractmethod
     def now(self) -> float:
@@ -102,7 +102,7 @@ class Driver:
             assert isinstance(asked, WaitableWork), "a strategy may await only what its node gave it"
             began = self._node.now()
             while not asked.wait(LOOK_AROUND_SECONDS):
-                self._node.look_around()
+                self._node.look_around(waits=True)
             self._node.waited(asked, began)
             waited += self._node.now() - began
             answer = None

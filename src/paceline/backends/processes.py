@@ -25,6 +25,7 @@ from paceline.errors import PacelineError
 from paceline.node import LOST, WHOLE, Gradient, Message, Share, Work
 from paceline.record import Recorder
 
+HELD_UP_SECONDS = 1.0  # before anybody looks whether a collective is held up: most take less
 FIRST_MEETING = 2**60  # rounds that ranks are called to have signals too, and no strategy's own rounds come so far
 
 
@@ -88,6 +89,7 @@ class ProcessNode(LearningNode):
         """Called whenever this rank looks around; it may end the wait by raising."""
         self.rounds_started = 0
         self._in_flight: list[WaitableWork[Any]] = []
+        self._flown_at = 0.0
 
     # ---- communication
 
@@ -248,6 +250,7 @@ class ProcessNode(LearningNode):
     def _fly(self, work: WaitableWork[Any]) -> WaitableWork[Any]:
         self._in_flight = [each for each in self._in_flight if not each.done]
         self._in_flight.append(work)
+        self._flown_at = time.monotonic()
         return work
 
     def await_any(self, seconds: float) -> None:
@@ -256,11 +259,18 @@ class ProcessNode(LearningNode):
             self._in_flight[0].wait(seconds)
         else:
             time.sleep(min(seconds, 0.001))  # nothing to wait for, and nothing to compute: do not take the core
-        self.look_around()
+        self.look_around(waits=True)
 
-    def look_around(self) -> None:
+    def look_around(self, waits: bool = False) -> None:
         self._collectives.look_around()
+        self._control.attention.wait((waits and not self.serves) or self._is_held_up)
         self.on_looking_around()
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether a collective waits for somebody, also while this rank goes on computing. A server waits for messages
+        all the time, and for nobody."""
+        return time.monotonic() - self._flown_at > HELD_UP_SECONDS and any(not each.done for each in self._in_flight)
 
     def _mended(self, generation: int) -> None:
         """Those who are left have agreed on what counts: in what they hold is all that they get of the lost ones."""

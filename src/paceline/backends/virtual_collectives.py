@@ -128,8 +128,8 @@ class VirtualCollectives:
 
     def agree_without(self, lost: int) -> None:
         """A rank is gone. What somebody who is left holds counts; all else is repeated without the lost rank."""
-        alive = [node for node in self._nodes if not node.ended]
-        standings = {node.rank: self._standing(node) for node in alive}
+        here = [node for node in self._nodes if not self._run.is_lost(node.rank)]  # who is through has not left yet
+        standings = {node.rank: self._standing(node) for node in here}
         counts = {gift.number for gift in gifts(standings)}
         if standings:  # what all who are left hold needs no gift
             counts |= {number for number in self._travelling if all(s.holds(number) for s in standings.values())}

@@ -382,6 +382,9 @@ class VirtualRun(Theatre):
     def somebody_joins(self) -> bool:
         return bool(self._losses.joining)
 
+    def is_lost(self, rank: int) -> bool:
+        return rank in self._losses
+
     @property
     def somebody_is_lost(self) -> bool:
         return bool(self._losses)

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self
 
+from paceline.control.attention import Attention
 from paceline.control.connection import Address
 from paceline.control.line import Line
 from paceline.control.membership import Description
@@ -59,6 +60,7 @@ class ControlClient:
         self.admitted_in = 0
         """The generation in which newcomers took part for the last time."""
         self._metrics: Metadata = {}
+        self.attention = Attention()
         self.kept_alive: list[object] = []
         """What others need to live as long as this client; see `ControlStore`."""
         self._progress: list[int] = []
@@ -341,7 +343,8 @@ class ControlClient:
     def _keep_alive(self) -> None:
         while not self._closing.wait(self._beat):
             try:
-                self._line.connection.send(Frame("heartbeat", {"metrics": self._metrics}, generation=self.generation))
+                said = {"metrics": self._metrics, **self.attention.report()}
+                self._line.connection.send(Frame("heartbeat", said, generation=self.generation))
                 with self._lock:  # both as of one moment: old progress with a new generation would free used samples
                     news = {"samples": self._progress, "generation": self._adopted}
                 if news["samples"]:

@@ -119,7 +119,7 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "give_back": {"ranges": SPANS},
     "snapshot": {"samples": PROGRESS},
     "signal": {"round": natural, "samples": natural, "target": natural},
-    "heartbeat": {"metrics": mapping},
+    "heartbeat": {"metrics": mapping, "busy": seconds, "waits": seconds, "longest": seconds},
     "leave": {"error": text},
     "admit": {"number": natural},  # who waits to join takes part from now on; the how-manieth time that is
     "exited": {"rank": natural, "reason": text},  # a launcher: the rank's process has ended

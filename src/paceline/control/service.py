@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from paceline.control.attention import stuck
 from paceline.control.connection import Connection, Listener, log
 from paceline.control.keys import Keys, about_a_key, is_of_the_past, topic_of
 from paceline.control.membership import DifferentRunError, Membership
@@ -39,6 +40,7 @@ class Peer:
     connection: Connection
     rank: int | None = None
     reason: str = CONNECTION_CLOSED
+    attention: Metadata = field(default_factory=lambda: {"busy": 0.0, "waits": 0.0, "longest": 0.0})
 
 
 Answer = Frame | Later | None
@@ -56,6 +58,8 @@ class ControlService:
             stops a process for seconds; a local launcher reports deaths at once anyway.
         join_timeout: seconds that ranks wait for the others to arrive. Five minutes: cold starts on shared file
             systems take minutes.
+        stuck_timeout: seconds that a rank may be busy with its own code while others wait for it, at least; 0 for ever.
+            Five minutes: what is compiled for the first micro-batch may take so long, and NCCL gives up after ten.
     """
 
     def __init__(
@@ -67,8 +71,9 @@ class ControlService:
         *,
         heartbeat_timeout: float = 10.0,
         join_timeout: float = 300.0,
+        stuck_timeout: float = 300.0,
     ) -> None:
-        self._join_timeout, self._beat = join_timeout, heartbeat_timeout / 4
+        self._join_timeout, self._beat, self._stuck_timeout = join_timeout, heartbeat_timeout / 4, stuck_timeout
         self._terms: Metadata = {"heartbeat_seconds": self._beat, "join_seconds": join_timeout}
         self._terms |= {"incarnation": 0, "return_seconds": 0.0}
         self._members = Membership(world_size, heartbeat_timeout)
@@ -203,6 +208,8 @@ class ControlService:
                     self._answer(self._waiting.news("arrivals"))
                 for rank in self._members.silent(now):
                     self._end(self._peers[rank], f"it gave no sign of life for {self._members.heartbeat_timeout:g} s")
+                for rank, busy in stuck({r: p.attention for r, p in self._peers.items()}, self._stuck_timeout).items():
+                    self._end(self._peers[rank], f"it was busy with its own code for {busy:.0f} s while others waited")
 
     # ---- sending, under the lock
 
@@ -315,6 +322,7 @@ class ControlService:
 
     def _heartbeat(self, peer: Peer, frame: Frame) -> None:
         if peer.rank is not None:
+            peer.attention = frame.metadata
             self._metrics[peer.rank] = frame.metadata["metrics"]
 
     def _signal(self, peer: Peer, frame: Frame) -> Answer:

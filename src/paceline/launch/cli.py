@@ -17,6 +17,7 @@ RESOURCES_HELP = (
 )
 MASTER_HELP = "HOST:PORT of the first host, where all meet; the same on all."
 INTERFACE_HELP = "Network interface of this host, or its address. Default: the one that leads to --master."
+STUCK_HELP = "Seconds that a rank may at least be busy with its own code while others wait for it; 0: for ever."
 REPORT_HELP = "Write report.html into the run's folder at the end."
 SECRET_HELP = "Of the secret that hosts share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."
 
@@ -48,6 +49,7 @@ def run(
     heartbeat_timeout: Annotated[
         float, typer.Option(help="Seconds of silence after which a rank is given up.", min=0.1)
     ] = 10.0,
+    stuck_timeout: Annotated[float, typer.Option(help=STUCK_HELP, min=0.0)] = 300.0,
     return_timeout: Annotated[
         float, typer.Option(help="Seconds that ranks look for a control plane that has died.", min=0.0)
     ] = 20.0,
@@ -79,6 +81,7 @@ def run(
         port=port,
         join_timeout=join_timeout,
         heartbeat_timeout=heartbeat_timeout,
+        stuck_timeout=stuck_timeout,
         return_timeout=return_timeout,
     )
     raise typer.Exit(code)

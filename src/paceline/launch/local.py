@@ -101,8 +101,9 @@ def launch(
         quiet: keep what the ranks print for `logs/` alone.
         replace: how often, in all, a rank that was lost is started again, to join the run.
         timeouts: in seconds: `join_timeout`, until a rank that has not arrived is given up, 120 by default;
-            `heartbeat_timeout`, of silence after which a rank that hangs is given up; `return_timeout`, until ranks
-            give up a control plane that has died and does not come back.
+            `heartbeat_timeout`, of silence after which a rank that hangs is given up; `stuck_timeout`, that a rank may
+            be busy with its own code while others wait for it; `return_timeout`, until ranks give up a control plane
+            that has died and does not come back.
     """
     with ended_by_sigterm(), place_alone(nproc, folder, port=port, environment=environment, **timeouts) as place:
         return run_ranks(command, place, quiet, replace)

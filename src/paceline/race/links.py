@@ -2,10 +2,10 @@
 
     scripts/hosts --links 1gbit/5ms,100mbit/45ms -- paceline run --nnodes 2 --node-rank {host} --master {first} …
 
-Each host hangs on one switch by a link with a rate and a delay, the same in both directions; a packet passes the
-sender's link and the receiver's. The namespaces have no names: processes hold them that end with this one, however it
-ends, and with them goes everything. It needs root and Linux. Where the kernel has netem it delays the packets; else a
-switch in user space does (`switch.py`), which carries up to 1 Gbit/s in all and takes a core for it.
+Each host hangs on one switch by a link with a rate, a delay and a loss, the same in both directions; a packet passes
+the sender's link and the receiver's. The namespaces have no names: processes hold them that end with this one, however
+it ends, and with them goes everything. It needs root and Linux. Where the kernel has netem it delays the packets; else
+a switch in user space does (`switch.py`), which carries up to 1 Gbit/s in all and takes a core for it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True)
 class Link:
-    """Of one host to the switch: bits a second and seconds, in each direction.
+    """Of one host to the switch: bits a second, seconds, and the share of packets that are lost, in each direction.
 
-    >>> Link.parse("100mbit/45ms")
-    Link(rate=100000000.0, delay=0.045)
+    >>> Link.parse("100mbit/45ms/5%")
+    Link(rate=100000000.0, delay=0.045, loss=0.05)
     """
 
     rate: float = 1e9
     delay: float = 0.0
+    loss: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        found = re.fullmatch(r"([\d.]+)(kbit|mbit|gbit)(?:/([\d.]+)ms)?", text.strip())
+        found = re.fullmatch(r"([\d.]+)(kbit|mbit|gbit)(?:/([\d.]+)ms)?(?:/([\d.]+)%)?", text.strip())
         if found is None:
-            raise PacelineError(f"{text.strip()!r} is no link.", remedy="Write rate and delay, as in 100mbit/45ms.")
-        return cls(float(found[1]) * UNITS[found[2]], float(found[3] or 0) / 1e3)
+            remedy = "Write rate, delay and loss, as in 100mbit/45ms/5%."
+            raise PacelineError(f"{text.strip()!r} is no link.", remedy=remedy)
+        return cls(float(found[1]) * UNITS[found[2]], float(found[3] or 0) / 1e3, float(found[4] or 0) / 100)
 
 
 def reason_against() -> str:
@@ -145,7 +147,8 @@ class EmulatedHosts:
             self._do(hub, "ip", "link", "add", port, "mtu", str(MTU), "type", "veth", "peer", "eth0", "netns", pids[1])
             self._do(hub, "ip", "link", "set", port, "master", "hub", "up")
             self._up(host)
-            shape = f"netem delay {link.delay * 1e3:g}ms rate {link.rate:.0f}bit limit {NETEM_QUEUE}".split()
+            behaviour = f"delay {link.delay * 1e3:g}ms loss {link.loss:%} rate {link.rate:.0f}bit"
+            shape = f"netem {behaviour} limit {NETEM_QUEUE}".split()
             self._do(host, "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
             self._do(hub, "tc", "qdisc", "add", "dev", port, "root", *shape)
 
@@ -183,7 +186,9 @@ def _run(arguments: Sequence[str]) -> None:
 def main() -> None:
     """Run one command on every host, with the output of each marked; the first code that is not 0 is the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/hosts", description="Run a command on hosts that are emulated here.")
-    parser.add_argument("--links", required=True, help="one for each host: rate/delay, as in 1gbit/5ms,100mbit/45ms")
+    parser.add_argument(
+        "--links", required=True, help="one for each host: rate/delay/loss, as in 1gbit/5ms,100mbit/45ms/1%%"
+    )
     parser.add_argument(
         "command", nargs="+", help="{host} is the host's number, {address} its address, {first} the first's"
     )

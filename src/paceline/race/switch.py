@@ -1,4 +1,4 @@
-"""A switch in user space between tunnels of network namespaces: rates and delays where the kernel has no netem.
+"""A switch in user space between tunnels of network namespaces: rates, delays and losses where the kernel has no netem.
 
 A packet is sent out bit by bit at its sender's link, travels, and is received bit by bit at the receiver's: each
 direction of a link is busy with one packet at a time, in order. More than two seconds of queue are dropped, as a
@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import json
 import os
+import random
 import select
 import sys
 import time
@@ -26,11 +27,11 @@ class Switch:
     """Which direction of which link is busy until when, and which packets are on their way.
 
     Args:
-        links: (rate, delay) of each host.
+        links: (rate, delay, loss) of each host.
     """
 
-    def __init__(self, links: list[tuple[float, float]]) -> None:
-        self._links = links
+    def __init__(self, links: list[tuple[float, float, float]]) -> None:
+        self._links, self._chance = links, random.Random(0)
         self._busy = {(host, way): 0.0 for host in range(len(links)) for way in ("up", "down")}
         self._on_the_way: list[tuple[float, int, int, bytes]] = []
         self._number = 0
@@ -42,11 +43,13 @@ class Switch:
         receiver = packet[DESTINATION] - 1
         at = now
         for host, way in ((sender, "up"), (receiver, "down")):
-            rate, delay = self._links[host]
+            rate, delay, loss = self._links[host]
             at = max(at, self._busy[host, way]) + 8 * len(packet) / rate
             if at - now > LONGEST_QUEUE:
                 return
             self._busy[host, way] = at
+            if loss and self._chance.random() < loss:
+                return
             at += delay
         self._number += 1  # of two for the same moment, the first goes first
         heapq.heappush(self._on_the_way, (at, self._number, receiver, packet))
@@ -67,7 +70,7 @@ class Switch:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     tunnels: list[int] = settings["tunnels"]
-    switch = Switch([(link["rate"], link["delay"]) for link in settings["links"]])
+    switch = Switch([(link["rate"], link["delay"], link["loss"]) for link in settings["links"]])
     hosts = {tunnel: host for host, tunnel in enumerate(tunnels)}
     while True:
         for receiver, packet in switch.due(time.monotonic()):

@@ -97,6 +97,11 @@ class Part:
             self._saver.finish()
         return left
 
+    def rest(self) -> None:
+        """Training is over; whatever the script does now keeps nobody waiting."""
+        self._saver.prepare()
+        self._rank.rest()
+
     def play_to_the_end(self) -> None:
         """Take part without data until all are done."""
         node = self._rank.node

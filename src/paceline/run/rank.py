@@ -139,6 +139,7 @@ class Rank:
         """If a rank is known to be lost, or becomes known within the time: tell the strategy, or raise if it cannot go
         on without it. Raises as well if nobody can tell this rank any more: then it is lost itself."""
         self._control.check()
+        self._control.attention.look()
         deadline = time.monotonic() + seconds
         while not self._control.lost.keys() - self._told and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -209,6 +210,10 @@ class Rank:
         self._stock = LeaseStock(self._control)
         loader.start(self._stock.next_range, lambda: self.node.portion)
         self.recorder.write("start", self.node.rank, self.node.now(), pid=os.getpid())
+
+    def rest(self) -> None:
+        """Nobody waits for this rank any more."""
+        self._control.attention.rest()
 
     def stop_leasing(self, left_over: list[range]) -> None:
         """No more data here: what was taken and not used goes out again."""

@@ -334,7 +334,7 @@ class Run:
             self._mark = node.replica.gradients_mark()
             yield batch
         if not self.left:
-            self._saver.prepare()
+            self._part.rest()
 
     def _begin(self) -> tuple[Driver, Loader, ProcessNode]:
         assert self._replica is not None and self._loader is not None and self._rates is not None
