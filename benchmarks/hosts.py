@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> None:
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps(found) + "\n")
-        predicted = ground.predicted(strategy)
+        predicted = ground.predicted(strategy, found.get("noise", ()))
         metric = "" if found["metric"] is None else f"{found['metric']:.3f}"
         print(
             f"{strategy:36}{found['share']:10.3f}{predicted:11.3f}{predicted - found['share']:+12.3f}"

@@ -32,7 +32,7 @@ def traces(tmp_path: Path) -> Path:
 def test_the_simulator_predicts_what_was_measured(line: str) -> None:
     found = json.loads(line)
     ground = Ground(found["seconds"], found["micro_batch_seconds"], found["nproc"])
-    assert ground.predicted(found["strategy"]) == pytest.approx(found["share"], abs=MOST)
+    assert ground.predicted(found["strategy"], found.get("noise", ())) == pytest.approx(found["share"], abs=MOST)
 
 
 def test_hosts_have_the_links_of_the_emulation() -> None:

@@ -17,7 +17,7 @@ from paceline.launch.local import end_with_parent
 from paceline.race.links import EmulatedHosts, Link
 from paceline.race.spec import RaceSpec, with_servers
 from paceline.race.timing import BYTES_PER_PARAMETER, time_strategy
-from paceline.record import read_events
+from paceline.record import Event, read_events
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.network import Network, Uplink
 from paceline.strategies import create
@@ -71,7 +71,8 @@ class Ground:
                 events += read_events(next(folder.glob(f"host-{host}/bench/*/events")))
         summary = summarise(events, speeds=[ideal / self.workers] * self.workers, seconds=self.seconds, target=1.0)
         times = {doing: [getattr(each, doing) for each in summary.workers] for doing in ("computing", "communicating")}
-        return {"share": summary.share_of_ideal, "metric": summary.final_metric, "rounds": summary.rounds, **times}
+        found = {"share": summary.share_of_ideal, "metric": summary.final_metric, "rounds": summary.rounds}
+        return {**found, "noise": _noise(events), **times}
 
     def _paceline(
         self, strategy: str, hosts: EmulatedHosts, folder: Path
@@ -102,16 +103,25 @@ class Ground:
         hosts = tuple(rank // self.nproc for rank in range(self.workers))
         return Network(latency=ONE_MACHINE_LATENCY, bandwidth=0.9e9, uplinks=uplinks, hosts=hosts)
 
-    def predicted(self, strategy: str) -> float:
-        """Share of ideal in the simulator, from the figures of the links."""
+    def predicted(self, strategy: str, noise: Sequence[float] = ()) -> float:
+        """Share of ideal in the simulator, from the figures of the links. `noise`: of the gradients, as measured; the
+        simulator computes none, and rounds of some strategies go by it."""
         chosen = "all-reduce" if strategy == DDP else strategy
         alone = Cluster.from_speeds(
             [1.0] * self.workers, micro_batch_seconds=self.micro_batch_seconds, network=self.network()
         )
         cluster = with_servers(alone, create(chosen), None)
         learner = TimingLearner(nbytes=PARAMETERS * BYTES_PER_PARAMETER)
+        if noise:
+            learner.noise.restore([*noise, 1.0])
         outcome = time_strategy(chosen, cluster, learner, seconds=self.seconds, micro_batch=MICRO_BATCH)
         return outcome.share_of_ideal
+
+
+def _noise(events: Sequence[Event]) -> list[float]:
+    """The squared norm of the gradients and their variance, as they were measured last; nothing if never."""
+    seen = [(event["squared_norm"], event["variance"]) for event in events if event["kind"] == "noise"]
+    return list(seen[-1]) if seen else []
 
 
 def _ddp(nproc: int, folder: Path) -> list[tuple[int, list[str], dict[str, str]]]:

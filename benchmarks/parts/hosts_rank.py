@@ -30,6 +30,7 @@ FEATURES, WIDTH, CLASSES = 32, 600, 10
 PARAMETERS = sum(wide * (narrow + 1) for narrow, wide in ((FEATURES, WIDTH), (WIDTH, WIDTH), (WIDTH, CLASSES)))
 DDP = "ddp"
 WARM_UP = 5  # steps
+SNAPSHOTS = 4  # where ranks step alone each is a mean over slow links, after the race
 
 
 def workload() -> Workload:
@@ -79,7 +80,7 @@ def main() -> None:
     if strategy == DDP:
         train_with_ddp(spec, task, Path(os.environ["DDP_RESULT"]))
     else:
-        train(spec, task, strategy, partial(emulated, spec, task, spec.micro_batch_seconds or 0.0))
+        train(spec, task, strategy, partial(emulated, spec, task, spec.micro_batch_seconds or 0.0), SNAPSHOTS)
 
 
 if __name__ == "__main__":

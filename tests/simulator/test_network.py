@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from paceline.errors import PacelineError
+from paceline.simulator.clock import Clock
+from paceline.simulator.flows import Flows
 from paceline.simulator.network import Network, Traffic, Uplink
 
 
@@ -105,12 +107,60 @@ def test_ranks_of_a_host_share_its_link_and_reach_each_other_without_it() -> Non
     assert together < mixed(4, 1_000_000), "neighbours of a ring belong on the same host"
 
 
-def test_messages_queue_at_both_hosts_links() -> None:
-    traffic = Traffic(Network(uplinks=(Uplink(0.5, 100.0), Uplink(0.5, 100.0), Uplink(0.5, 50.0))), 3)
-    assert traffic.arrival(0, 1, 100, now=0.0) == 2.0, "both links at once, and both latencies"
-    assert traffic.arrival(0, 2, 100, now=0.0) == 4.0, "it leaves when the first has, and arrives at the slower pace"
-    assert traffic.arrival(1, 2, 100, now=0.0) == 6.0, "and what comes from elsewhere waits at the receiver's link"
-    assert traffic.arrival(2, 1, 100, now=0.0) == 3.0, "the other direction is free"
+def arrivals(network: Network, *sent: tuple[float, int, int, int]) -> list[float]:
+    """When each message is there, in the order of sending: at what time, from whom, to whom, bytes."""
+    clock, there = Clock(), dict[int, float]()
+    flows = Flows(network, clock)
+
+    def arrive(number: int) -> None:
+        there[number] = clock.now
+
+    for number, (time, sender, receiver, nbytes) in enumerate(sent):
+        clock.at(time, lambda told: flows.send(*told[1:], arrive, told[0]), (number, sender, receiver, nbytes))
+    clock.run()
+    return [there[number] for number in range(len(sent))]
+
+
+HUNDRED, FIFTY = Uplink(0.5, 100.0), Uplink(0.5, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ([(0, 0, 1, 100)], [2.0]),  # both links at once, and both latencies
+        ([(0, 0, 1, 100), (0, 0, 1, 100)], [2.0, 3.0]),  # a connection carries one after the other
+        ([(0, 0, 1, 100), (0, 1, 0, 100)], [2.0, 2.0]),  # the other direction is free
+        ([(0, 0, 1, 100), (0, 0, 2, 100)], [3.0, 3.0]),  # two share the sender's link, ...
+        ([(0, 0, 2, 100), (0, 1, 2, 100)], [5.0, 5.0]),  # ... or the receiver's
+        ([(0, 0, 1, 100), (0.5, 0, 3, 100)], [2.5, 3.0]),  # half is alone, half shared; the rest of the second alone
+        ([(0, 0, 2, 50), (0, 0, 1, 50), (0, 3, 2, 100)], [3.0, 2.0, 4.0]),  # each waits at the narrower of its links
+        ([(0, 0, 1, 0), (3, 0, 1, 0)], [1.0, 4.0]),
+    ],
+)
+def test_connections_share_the_links_of_hosts(sent: list[tuple[float, int, int, int]], expected: list[float]) -> None:
+    network = Network(uplinks=(HUNDRED, HUNDRED, FIFTY, HUNDRED))
+    assert arrivals(network, *sent) == pytest.approx(expected)
+
+
+def test_links_without_a_limit_cost_their_latency() -> None:
+    assert arrivals(Network(uplinks=(Uplink(0.5), Uplink(0.25))), (1, 0, 1, 10**9)) == pytest.approx([1.75])
+
+
+@given(some.lists(some.tuples(some.floats(0, 3), some.integers(0, 3), some.integers(0, 3), some.integers(0, 300))))
+def test_what_is_sent_arrives_in_order_and_not_faster_than_the_link(sent: list[tuple[float, int, int, int]]) -> None:
+    network = Network(uplinks=(HUNDRED, HUNDRED, FIFTY, HUNDRED))
+    sent = sorted(each for each in sent if each[1] != each[2])
+    there = arrivals(network, *sent)
+    for (time, sender, receiver, nbytes), arrival in zip(sent, there, strict=True):
+        assert arrival >= time + 1.0 + nbytes / network.way(sender, receiver)[1] - 1e-6
+    for pair in {each[1:3] for each in sent}:
+        own = [arrival for each, arrival in zip(sent, there, strict=True) if each[1:3] == pair]
+        assert own == sorted(own)
+    for receiver in range(4):
+        got = [(each, arrival) for each, arrival in zip(sent, there, strict=True) if each[2] == receiver]
+        if got:
+            span = max(arrival for _, arrival in got) - 1.0 - min(each[0] for each, _ in got)
+            assert sum(each[3] for each, _ in got) <= span * network.uplinks[receiver].bandwidth + 1e-3
 
 
 def test_signals_pass_the_first_host() -> None:

@@ -9,7 +9,7 @@ the other. With `shared=True` there is only one link for all (a switch, a bus, o
 and a collective occupies it for all its 2 (N−1) · bytes.
 
 With `uplinks` ranks are on hosts, and what they send to another host passes both hosts' links to the switch between
-them. A ring then goes step by step, as gloo's does: a rank sends what it has got when the next one has said that it
+them (messages: see `flows`). A ring then goes step by step, as gloo's does: a rank sends what it has got when the next one has said that it
 has room for it. So a step takes the latency there and back: six of them 0.66 s where it is 50 ms each way, whatever
 little they carry (measured; one number alone 0.21 s). Control messages pass the first host.
 """
@@ -77,11 +77,15 @@ class Network:
             raise WrongValueError("hosts", f"hosts = {list(self.hosts)} for {len(self.uplinks)} uplinks.")
 
     def host_of(self, rank: int) -> int:
+        """Where there are hosts."""
         return self.hosts[rank] if rank < len(self.hosts) else rank % len(self.uplinks)
+
+    def between_hosts(self, sender: int, receiver: int) -> bool:
+        return bool(self.uplinks) and self.host_of(sender) != self.host_of(receiver)
 
     def way(self, sender: int, receiver: int) -> tuple[float, float]:
         """Latency and bandwidth from one rank to another, when nothing else is on its way."""
-        if not self.uplinks or self.host_of(sender) == self.host_of(receiver):
+        if not self.between_hosts(sender, receiver):
             return self.latency, self.bandwidth
         ends = [self.uplinks[self.host_of(rank)] for rank in (sender, receiver)]
         latency = self.latency + sum(end.latency for end in ends)
@@ -145,7 +149,6 @@ def _ring_seconds(network: Network, workers: int, part: float, steps: int) -> fl
 
 
 SHARED, COLLECTIVES = (-1, -1), (-2, -2)  # no pair of ranks
-UP, DOWN = -3, -4  # a host's link, in each direction
 
 
 class Traffic:
@@ -156,26 +159,13 @@ class Traffic:
         self._free_at: dict[tuple[int, int], float] = {}
 
     def arrival(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
-        """When a message that leaves now arrives. A link carries one after the other, in order of asking."""
-        if self.network.uplinks and self.network.host_of(sender) != self.network.host_of(receiver):
-            return self._arrival_at_host(sender, receiver, nbytes, now)
+        """When a message that leaves now arrives, within a host where there are several (see `flows` for the others). A
+        link carries one after the other, in order of asking."""
         # One queue for all stands in for the links when they are shared.
         link = SHARED if self.network.shared else (sender, receiver)
         end = max(now, self._free_at.get(link, 0.0)) + nbytes / self.network.bandwidth
         self._free_at[link] = end
         return end + self.network.latency
-
-    def _arrival_at_host(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
-        """Packets that have left are received while others leave: the slower of the two links counts, and the queue at
-        either."""
-        network, latency = self.network, self.network.way(sender, receiver)[0]
-        up, down = (network.host_of(sender), UP), (network.host_of(receiver), DOWN)
-        start = max(now, self._free_at.get(up, 0.0))
-        self._free_at[up] = sent = start + nbytes / network.uplinks[up[0]].bandwidth
-        begun = max(start + latency, self._free_at.get(down, 0.0))
-        end = max(begun + nbytes / network.uplinks[down[0]].bandwidth, sent + latency)
-        self._free_at[down] = end
-        return end
 
     def collective_end(self, kind: str, nbytes: int, now: float) -> float:
         """When the collective that all ranks have joined by now ends."""
