@@ -22,7 +22,9 @@ def add_up(group: Collectives, tensor: Tensor) -> CollectiveWork[Tensor]:
 def test_all_ranks_get_the_same_bits_of_the_sum_whatever_its_size(hosts: str) -> None:
     """Also of fewer numbers than there are hosts; and several may be on their way."""
     sizes = (1, 2, 7, 1000)
-    brought = [[torch.randn(size, generator=torch.Generator().manual_seed(rank)) for size in sizes] for rank in range(6)]
+    brought = [
+        [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for size in sizes] for rank in range(6)
+    ]
 
     def act(rank: int, group: Collectives, town: Town) -> list[Tensor]:
         works = [add_up(group, tensor.clone()) for tensor in brought[rank]]

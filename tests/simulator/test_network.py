@@ -84,7 +84,7 @@ FAST, SLOW = Uplink(0.005, 125e6), Uplink(0.045, 12.5e6)
 
 
 def test_a_ring_over_equal_hosts_takes_its_steps_there_and_back() -> None:
-    network = Network(uplinks=(FAST,) * 4)
+    network = Network(all_reduce="ring", uplinks=(FAST,) * 4)
     assert network.all_reduce_seconds(4, 4_000_000) == pytest.approx(6 * (2 * 0.01 + 1e6 / 125e6))
     assert network.all_gather_seconds(4, 1_000_000) == pytest.approx(3 * (2 * 0.01 + 1e6 / 125e6))
     assert network.all_reduce_seconds(1, 4_000_000) == 0
@@ -93,7 +93,7 @@ def test_a_ring_over_equal_hosts_takes_its_steps_there_and_back() -> None:
 def test_one_slow_link_holds_up_every_step_of_the_ring() -> None:
     """Its rank cannot go on before the next has room, nor the one before it: measured 0.66 and 0.84 s, with gloo on
     emulated links of these figures."""
-    network = Network(uplinks=(FAST, FAST, FAST, SLOW))
+    network = Network(all_reduce="ring", uplinks=(FAST, FAST, FAST, SLOW))
     assert network.all_reduce_seconds(4, 4_000) == pytest.approx(6 * 2 * 0.05, rel=0.01)
     assert network.all_reduce_seconds(4, 4 * 386_410) == pytest.approx(6 * (2 * 0.05 + 386_410 / 12.5e6), rel=0.01)
 
@@ -102,9 +102,22 @@ def test_ranks_of_a_host_share_its_link_and_reach_each_other_without_it() -> Non
     network = Network(latency=0.001, bandwidth=1e9, uplinks=(FAST, SLOW), hosts=(0, 0, 1, 1))
     assert network.way(0, 1) == (0.001, 1e9)
     assert network.way(1, 2) == (pytest.approx(0.051), 12.5e6)
-    together = network.all_reduce_seconds(4, 1_000_000)
-    mixed = Network(latency=0.001, bandwidth=1e9, uplinks=(FAST, SLOW), hosts=(0, 1, 0, 1)).all_reduce_seconds
-    assert together < mixed(4, 1_000_000), "neighbours of a ring belong on the same host"
+    ring = Network(0.001, 1e9, "ring", uplinks=(FAST, SLOW), hosts=(0, 0, 1, 1)).all_reduce_seconds
+    mixed = Network(0.001, 1e9, "ring", uplinks=(FAST, SLOW), hosts=(0, 1, 0, 1)).all_reduce_seconds
+    assert ring(4, 1_000_000) < mixed(4, 1_000_000), "neighbours of a ring belong on the same host"
+
+
+def test_hosts_exchange_once_there_and_back_however_many_ranks_and_hosts_there_are() -> None:
+    """Each half is the slowest link's latency there and back, and its part of the bytes; all but its own."""
+    way = 0.001 + 0.005 + 0.045
+    for ranks in (1, 2, 5):
+        hosts = tuple(rank // ranks for rank in range(4 * ranks))
+        network = Network(0.001, 1e9, uplinks=(FAST, FAST, FAST, SLOW), hosts=hosts)
+        within = ceil(log2(ranks)) * (0.001 + 4e6 / 1e9)
+        between = 2 * way + 3 / 4 * 4e6 / 12.5e6
+        assert network.all_reduce_seconds(4 * ranks, 4_000_000) == pytest.approx(2 * (within + between))
+        assert network.all_reduce_seconds(ranks, 4_000_000) == pytest.approx(2 * within), "all on one host"
+    assert network.all_gather_seconds(20, 8) == network.all_reduce_seconds(20, 160)
 
 
 def arrivals(network: Network, *sent: tuple[float, int, int, int]) -> list[float]:
