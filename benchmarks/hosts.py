@@ -1,6 +1,6 @@
 """Four hosts with slow links, as network namespaces: what every strategy makes of them, measured and simulated.
 
-    scripts/bench hosts [--strategies all-reduce,abs-sgd,ddp] [--seconds 20] [--results FILE]
+    scripts/bench hosts [--strategies all-reduce,abs-sgd,ddp] [--seconds 20] [--nproc 2 [--flat]] [--results FILE]
     scripts/bench hosts --extrapolate --data FOLDER [--plot FILE.svg]
 
 Three links of 1 Gbit/s and one of 100 Mbit/s; 10 ms between two of the first three hosts, 50 ms to the fourth; devices
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--micro-batch-seconds", type=float, default=0.2)
     parser.add_argument("--nproc", type=int, default=1, help="workers on each host")
+    parser.add_argument("--flat", action="store_true", help="sums in one ring of all workers, to compare with")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there already is not measured again")
     parser.add_argument("--extrapolate", action="store_true", help="to many hosts, in the simulator")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with traces/pai_job_1.csv, …")
@@ -65,13 +66,13 @@ def measure(options: argparse.Namespace) -> None:
     if why_not:
         print(f"Skipped: no hosts can be emulated, because {why_not}.")
         return
-    ground = Ground(options.seconds, options.micro_batch_seconds, options.nproc)
+    ground = Ground(options.seconds, options.micro_batch_seconds, options.nproc, options.flat)
     print(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; {PARAMETERS:,} parameters, {ground.workers} workers "
         f"on {len(LINKS)} hosts, micro-batches of {options.micro_batch_seconds:g} s, {options.seconds:g} s each",
         flush=True,
     )
-    setting = {key: getattr(options, key) for key in ("nproc", "seconds", "micro_batch_seconds")}
+    setting = {key: getattr(options, key) for key in ("nproc", "seconds", "micro_batch_seconds", "flat")}
     known = measured_before(options.results, setting)
     print(f"{'share of ideal':36}{'measured':>10}{'predicted':>11}{'difference':>12}{'held-out':>10}{'load':>7}")
     for strategy in options.strategies.split(","):
@@ -81,7 +82,7 @@ def measure(options: argparse.Namespace) -> None:
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps(found) + "\n")
-        predicted = ground.predicted(strategy)
+        predicted = ground.predicted(strategy, found.get("noise", ()))
         metric = "" if found["metric"] is None else f"{found['metric']:.3f}"
         print(
             f"{strategy:36}{found['share']:10.3f}{predicted:11.3f}{predicted - found['share']:+12.3f}"

@@ -18,13 +18,16 @@ from paceline.backends.lane import Care
 from paceline.backends.movement import BLOCK, Movement
 
 
+pytestmark = pytest.mark.parametrize("hosts", ["aaaa", "abab"])
+
+
 def add_up(group: Collectives, tensor: Tensor) -> CollectiveWork[Tensor]:
     kept = tensor.clone()
     work: CollectiveWork[Tensor] = group.add_up(tensor, lambda: work.flight.tensor, "A sum", Care(kept.clone))
     return work
 
 
-def test_what_nobody_holds_is_repeated_without_the_lost_rank() -> None:
+def test_what_nobody_holds_is_repeated_without_the_lost_rank(hosts: str) -> None:
     def act(rank: int, group: Collectives, town: Town) -> float:
         add_up(group, torch.tensor([1.0])).finish()
         if rank == 3:
@@ -32,10 +35,10 @@ def test_what_nobody_holds_is_repeated_without_the_lost_rank() -> None:
             return 0.0
         return float(add_up(group, torch.tensor([10.0**rank])).finish())
 
-    assert together(act) == [111.0, 111.0, 111.0, 0.0]
+    assert together(act, hosts) == [111.0, 111.0, 111.0, 0.0]
 
 
-def test_what_one_rank_holds_the_others_get_bit_for_bit() -> None:
+def test_what_one_rank_holds_the_others_get_bit_for_bit(hosts: str) -> None:
     """Rank 0 holds the second sum, with the lost rank's part in it; the others hear of the loss before they look."""
     gone = threading.Event()
 
@@ -53,12 +56,12 @@ def test_what_one_rank_holds_the_others_get_bit_for_bit() -> None:
         group.look_around()
         return second.finish().clone() + add_up(group, torch.tensor([0.0])).finish()
 
-    found = together(act)
+    found = together(act, hosts)
     assert all(torch.equal(each, found[0]) for each in found[:3])
     assert float(found[0]) == pytest.approx(0.1 * (1 + 3 + 9 + 27)), "the lost rank's part counts on all"
 
 
-def test_several_in_flight_and_a_second_loss_while_they_agree() -> None:
+def test_several_in_flight_and_a_second_loss_while_they_agree(hosts: str) -> None:
     def act(rank: int, group: Collectives, town: Town) -> list[float]:
         if rank == 3:
             town.lose(3)
@@ -71,29 +74,29 @@ def test_several_in_flight_and_a_second_loss_while_they_agree() -> None:
             return []
         return [float(work.finish()) for work in works]
 
-    assert together(act)[:2] == [[11.0, 22.0, 33.0]] * 2
+    assert together(act, hosts)[:2] == [[11.0, 22.0, 33.0]] * 2
 
 
-def test_a_wait_shorter_than_a_millisecond_ends() -> None:
+def test_a_wait_shorter_than_a_millisecond_ends(hosts: str) -> None:
     """It did not: whoever was left with so little of its slice never looked around again."""
 
     def act(rank: int, group: Collectives, town: Town) -> bool:
         return rank > 0 or add_up(group, torch.tensor([1.0])).wait(1e-4)
 
-    assert together(act) == [False, True, True, True]
+    assert together(act, hosts) == [False, True, True, True]
 
 
-def test_all_but_one_may_be_lost() -> None:
+def test_all_but_one_may_be_lost(hosts: str) -> None:
     def act(rank: int, group: Collectives, town: Town) -> float:
         if rank:
             town.lose(rank)
             return 0.0
         return float(add_up(group, torch.tensor([7.0])).finish())
 
-    assert together(act)[0] == 7.0
+    assert together(act, hosts)[0] == 7.0
 
 
-def test_without_the_root_a_broadcast_cannot_go_on() -> None:
+def test_without_the_root_a_broadcast_cannot_go_on(hosts: str) -> None:
     def act(rank: int, group: Collectives, town: Town) -> float:
         if rank == 0:
             town.lose(0)
@@ -102,10 +105,10 @@ def test_without_the_root_a_broadcast_cannot_go_on() -> None:
             group.broadcast(torch.zeros(1))
         return 1.0
 
-    assert together(act) == [0.0, 1.0, 1.0, 1.0]
+    assert together(act, hosts) == [0.0, 1.0, 1.0, 1.0]
 
 
-def test_a_merge_goes_on_by_the_weights_of_those_who_are_left() -> None:
+def test_a_merge_goes_on_by_the_weights_of_those_who_are_left(hosts: str) -> None:
     common = torch.arange(3.0 * BLOCK + 5)
 
     def act(rank: int, group: Collectives, town: Town) -> Tensor:
@@ -120,6 +123,6 @@ def test_a_merge_goes_on_by_the_weights_of_those_who_are_left() -> None:
         work.wait()
         return work.result()
 
-    found = together(act)
+    found = together(act, hosts)
     assert all(torch.equal(each, found[0]) for each in found[:3])
     torch.testing.assert_close(found[0], common + (0 * 1 + 1 * 2 + 2 * 3) / 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +20,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "hosts" / "four-hosts.jsonl"
 MOST = 0.07  # of ideal, between what was measured and what the simulator says
 
 
+def name_of(found: dict[str, Any]) -> str:
+    return f"{found['strategy']}-{found['nproc']}{'-flat' * found['flat']}"
+
+
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
     """Three recorded jobs of three workers each."""
@@ -28,11 +33,11 @@ def traces(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("line", RESULTS.read_text().splitlines(), ids=lambda line: json.loads(line)["strategy"])
+@pytest.mark.parametrize("line", RESULTS.read_text().splitlines(), ids=lambda line: name_of(json.loads(line)))
 def test_the_simulator_predicts_what_was_measured(line: str) -> None:
     found = json.loads(line)
-    ground = Ground(found["seconds"], found["micro_batch_seconds"], found["nproc"])
-    assert ground.predicted(found["strategy"]) == pytest.approx(found["share"], abs=MOST)
+    ground = Ground(found["seconds"], found["micro_batch_seconds"], found["nproc"], found["flat"])
+    assert ground.predicted(found["strategy"], found.get("noise", ())) == pytest.approx(found["share"], abs=MOST)
 
 
 def test_hosts_have_the_links_of_the_emulation() -> None:

@@ -57,6 +57,7 @@ def models() -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 def test_merges_one_after_the_other_are_the_mean_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", 2 * BLOCK)  # several chunks, and one that is not full
+    monkeypatch.setattr(module, "SMALL", 0)
     common, moved = models()
 
     def act(rank: int, group: Collectives) -> tuple[int, torch.Tensor]:

@@ -50,6 +50,7 @@ def test_it_is_the_mean_by_the_weights(size: int, weights: list[float], seed: in
         model[touched] += torch.randn(len(touched), generator=chance, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", chunk * BLOCK)
+        patch.setattr(module, "SMALL", seed % 2 * module.SMALL)
         found = merged(models, common, weights)
     mean = sum(weight * model for weight, model in zip(weights, models, strict=True)) / sum(weights)
     torch.testing.assert_close(found[0], mean, rtol=1e-12, atol=1e-12)
@@ -58,7 +59,15 @@ def test_it_is_the_mean_by_the_weights(size: int, weights: list[float], seed: in
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def test_only_blocks_that_somebody_has_moved_travel() -> None:
+def test_a_small_model_travels_whole_and_nobody_asks_who_has_moved_what() -> None:
+    common = torch.zeros(3 * BLOCK + 3)
+    sums = add_up([part(common.clone(), common.clone(), 1.0) for _ in range(2)])
+    assert sums.moved.tolist() == [1, 1, 1]
+    assert part(common.clone(), common, 1.0).nbytes == 4 * (3 * BLOCK + 3 + TRAILER)
+
+
+def test_only_blocks_that_somebody_has_moved_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL", 0)
     common = torch.zeros(100 * BLOCK + 3)
     first, second = common.clone(), common.clone()
     first[5 * BLOCK + 1] = 1.0

@@ -17,12 +17,12 @@ from paceline.launch.local import end_with_parent
 from paceline.race.links import EmulatedHosts, Link
 from paceline.race.spec import RaceSpec, with_servers
 from paceline.race.timing import BYTES_PER_PARAMETER, time_strategy
-from paceline.record import read_events
+from paceline.record import Event, read_events
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.network import Network, Uplink
 from paceline.strategies import create
 from paceline.summary import summarise
-from parts.hosts_rank import DDP, PARAMETERS
+from parts.hosts_rank import DDP, FLAT, PARAMETERS
 
 # Between two of the first three hosts 10 ms and 1 Gbit/s; to the fourth 50 ms and 100 Mbit/s.
 LINKS = (*[Link(1e9, 0.005)] * 3, Link(1e8, 0.045))
@@ -41,10 +41,11 @@ class Ground:
         seconds: that every strategy trains for.
         micro_batch_seconds: of every device.
         nproc: workers on each host.
+        flat: sums go through one ring of all workers, whichever hosts they are on.
     """
 
-    def __init__(self, seconds: float, micro_batch_seconds: float, nproc: int = 1) -> None:
-        self.seconds, self.micro_batch_seconds, self.nproc = seconds, micro_batch_seconds, nproc
+    def __init__(self, seconds: float, micro_batch_seconds: float, nproc: int = 1, flat: bool = False) -> None:
+        self.seconds, self.micro_batch_seconds, self.nproc, self.flat = seconds, micro_batch_seconds, nproc, flat
         self.workers = nproc * len(LINKS)
 
     def measured(self, strategy: str) -> dict[str, Any]:
@@ -71,7 +72,8 @@ class Ground:
                 events += read_events(next(folder.glob(f"host-{host}/bench/*/events")))
         summary = summarise(events, speeds=[ideal / self.workers] * self.workers, seconds=self.seconds, target=1.0)
         times = {doing: [getattr(each, doing) for each in summary.workers] for doing in ("computing", "communicating")}
-        return {"share": summary.share_of_ideal, "metric": summary.final_metric, "rounds": summary.rounds, **times}
+        found = {"share": summary.share_of_ideal, "metric": summary.final_metric, "rounds": summary.rounds}
+        return {**found, "noise": _noise(events), **times}
 
     def _paceline(
         self, strategy: str, hosts: EmulatedHosts, folder: Path
@@ -94,24 +96,36 @@ class Ground:
                 str(servers // len(LINKS) + (host < servers % len(LINKS))),
             ]
             options += ["--out", str(folder / f"host-{host}"), "--name", "bench", "--heartbeat-timeout", "60"]
-            commands.append((host, [*PACELINE, "run", *options, str(RANK), str(folder / "spec.json"), strategy], {}))
+            more = {FLAT: "1"} if self.flat else {}
+            commands.append((host, [*PACELINE, "run", *options, str(RANK), str(folder / "spec.json"), strategy], more))
         return commands
 
-    def network(self) -> Network:
+    def network(self, all_reduce: str = "auto") -> Network:
         uplinks = tuple(Uplink(link.delay, link.rate / 8) for link in LINKS)
         hosts = tuple(rank // self.nproc for rank in range(self.workers))
-        return Network(latency=ONE_MACHINE_LATENCY, bandwidth=0.9e9, uplinks=uplinks, hosts=hosts)
+        return Network(
+            latency=ONE_MACHINE_LATENCY, bandwidth=0.9e9, all_reduce=all_reduce, uplinks=uplinks, hosts=hosts
+        )
 
-    def predicted(self, strategy: str) -> float:
-        """Share of ideal in the simulator, from the figures of the links."""
-        chosen = "all-reduce" if strategy == DDP else strategy
+    def predicted(self, strategy: str, noise: Sequence[float] = ()) -> float:
+        """Share of ideal in the simulator, from the figures of the links. `noise`: of the gradients, as measured; the
+        simulator computes none, and rounds of some strategies go by it."""
+        chosen, way = "all-reduce" if strategy == DDP else strategy, "ring" if strategy == DDP or self.flat else "auto"
         alone = Cluster.from_speeds(
-            [1.0] * self.workers, micro_batch_seconds=self.micro_batch_seconds, network=self.network()
+            [1.0] * self.workers, micro_batch_seconds=self.micro_batch_seconds, network=self.network(way)
         )
         cluster = with_servers(alone, create(chosen), None)
         learner = TimingLearner(nbytes=PARAMETERS * BYTES_PER_PARAMETER)
+        if noise:
+            learner.noise.restore([*noise, 1.0])
         outcome = time_strategy(chosen, cluster, learner, seconds=self.seconds, micro_batch=MICRO_BATCH)
         return outcome.share_of_ideal
+
+
+def _noise(events: Sequence[Event]) -> list[float]:
+    """The squared norm of the gradients and their variance, as they were measured last; nothing if never."""
+    seen = [(event["squared_norm"], event["variance"]) for event in events if event["kind"] == "noise"]
+    return list(seen[-1]) if seen else []
 
 
 def _ddp(nproc: int, folder: Path) -> list[tuple[int, list[str], dict[str, str]]]:

@@ -17,9 +17,14 @@ RANKS = 4
 
 
 class Town:
-    """What all ranks of a test see: who is lost, and what they tell each other."""
+    """What all ranks of a test see: who is lost, and what they tell each other.
 
-    def __init__(self) -> None:
+    Args:
+        hosts: of each rank.
+    """
+
+    def __init__(self, hosts: str) -> None:
+        self._hosts = hosts
         self.present = Present(0, frozenset(), frozenset())
         self.said: dict[str, bytes] = {}
         self._store = c10d.HashStore()
@@ -33,6 +38,9 @@ class Town:
     def membership(self) -> Present:
         return self.present
 
+    def host_of(self, rank: int) -> str:
+        return self._hosts[rank]
+
     def say(self, key: str, value: bytes) -> None:
         self.said[key] = value
 
@@ -43,16 +51,16 @@ class Town:
         return c10d.PrefixStore(str(generation), self._store)
 
 
-def together(act: Callable[[int, Collectives, Town], Any]) -> list[Any]:
+def together(act: Callable[[int, Collectives, Town], Any], hosts: str = RANKS * "a") -> list[Any]:
     """What the act of each rank returns."""
-    town = Town()
+    town = Town(hosts)
 
     def rank(number: int) -> Any:
-        group = Collectives(town, number, RANKS, torch.device("cpu"), "127.0.0.1")
+        group = Collectives(town, number, len(hosts), torch.device("cpu"), "127.0.0.1")
         try:
             return act(number, group, town)
         finally:
             group.abandon()
 
-    with ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(rank, range(RANKS)))
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(rank, range(len(hosts))))

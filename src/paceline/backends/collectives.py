@@ -28,6 +28,7 @@ from paceline.backends.flat import Brought
 from paceline.backends.lane import SUM, Care, Flight, Lane
 from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
+from paceline.backends.over_hosts import OverHosts, layout
 from paceline.backends.peers import Peers
 from paceline.backends.rounded_work import RoundedTrip
 from paceline.control.keys import GENERATION
@@ -204,10 +205,10 @@ class Collectives:
         except BaseException:
             self.generation, self.ranks = before
             for group in groups:
-                _never_destroy(group)
+                _give_up(group)
             raise
         for lane, group in zip(lanes, groups, strict=True):
-            _never_destroy(lane.group)
+            _give_up(lane.group)
             lane.repeat(group, here)
 
     def _exchange(self, generation: int, here: list[int], own: list[Standing]) -> dict[int, list[Standing]]:
@@ -311,28 +312,35 @@ class Collectives:
         return made[0]
 
     def _made(self, store: c10d.Store) -> Any:
-        place = self.ranks.index(self.rank)
         made: Any = c10d  # its stubs lack the constructors
         if self.device.type == "cuda":
             options = made.ProcessGroupNCCL.Options()
             options._timeout = LAST_RESORT
-            return made.ProcessGroupNCCL(store, place, len(self.ranks), options)
+            return made.ProcessGroupNCCL(store, self.ranks.index(self.rank), len(self.ranks), options)
         gloo = made.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = LAST_RESORT
         options._devices = [gloo.create_device(hostname=self._host)]
-        return gloo(store, place, len(self.ranks), options)
+
+        def group(name: str, ranks: Sequence[int]) -> Any:
+            return gloo(c10d.PrefixStore(name, store), ranks.index(self.rank), len(ranks), options)
+
+        over = layout(self.rank, {rank: self._peers.host_of(rank) for rank in self.ranks})
+        everybody = group("all", self.ranks)
+        return everybody if over is None else OverHosts(everybody, self.rank, over, group)
 
     def abandon(self) -> None:
         """Give the groups up with work in flight."""
         for lane in (self._rounds, self._merges):
             lane.closed = True
-            _never_destroy(lane.group)
+            _give_up(lane.group)
 
 
-def _never_destroy(group: Any) -> None:
-    """A group's destructor would wait for what is in flight until the last resort, and the process could not end while
-    a peer hangs."""
+def _give_up(group: Any) -> None:
+    """Never destroy it: a group's destructor would wait for what is in flight until the last resort, and the process
+    could not end while a peer hangs."""
+    if isinstance(group, OverHosts):
+        group.give_up()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 

@@ -100,21 +100,20 @@ class MergeWork(WaitableWork[T]):
     def _travel(self) -> None:
         movement = self._movement
         head = self._lane.start(movement.head(), Care(movement.head_again), SUM, self.round_number)
-        blocks_in_all = movement.moved.numel()  # none where the model is smaller than one
-        moved = self._start(lambda: movement.moved.clone() if blocks_in_all else movement.moved.new_zeros(1), MAX)
-        movement.place_head(self._landed(head))
-        together = self._landed(moved)[:blocks_in_all]
+        self._form(self._lane)
+        together = movement.everything if movement.small else self._landed(self._start(movement.moved.clone, MAX))
         self.nbytes = movement.nbytes_of(together)
-        travelling: deque[tuple[Tensor, Flight]] = deque()
+        travelling = deque[tuple[Callable[[Tensor], None], Flight]]([(movement.place_head, head)])
         for blocks in movement.chunks(together):
-            travelling.append((blocks, self._start(partial(movement.pack, blocks), SUM)))
+            packed = self._start(partial(movement.pack, blocks), SUM)
+            travelling.append((partial(movement.place, blocks), packed))
             if len(travelling) == IN_FLIGHT:
                 self._place(*travelling.popleft())
         while travelling:
             self._place(*travelling.popleft())
 
-    def _place(self, blocks: Tensor, flight: Flight) -> None:
-        self._movement.place(blocks, self._landed(flight))
+    def _place(self, where: Callable[[Tensor], None], flight: Flight) -> None:
+        where(self._landed(flight))
 
     def _start(self, bring: Callable[[], Tensor], way: Any) -> Flight:
         flight = self._lane.start(bring(), Care(bring), way)

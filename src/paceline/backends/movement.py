@@ -5,7 +5,7 @@
 All ranks hold `common` alike. Numbers in which w_i equals it add nothing, so they need not travel where no rank has
 moved them: rows of a table that no sample of anybody has touched. That is exact whatever the optimizer does, because
 the models themselves are compared. The numbers lie in blocks; all ranks first tell each other which blocks they have
-moved, one byte for each, and then add up those that somebody has.
+moved, one byte for each, and then add up those that somebody has. A small model is not worth asking for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ BLOCK = 64
 """Numbers in a block: a row of a table is a few of them, and the byte that tells of one is 0.4 % of its weight."""
 CHUNK = 2**20
 """Numbers that travel at once, 4 MiB: packed and placed while they are still in a processor's cache."""
+SMALL = 2**19
+"""Numbers of a model that travels whole: to ask first who has moved what would take longer than it saves."""
 
 
 class Movement:
@@ -65,6 +67,15 @@ class Movement:
         """One byte for each block: whether this rank brings anything for it."""
         return self._look[0] if self.weight else torch.zeros_like(self._models[:, 0], dtype=torch.uint8)
 
+    @property
+    def small(self) -> bool:
+        """Whether it travels whole, whoever has moved what."""
+        return self._whole <= SMALL
+
+    @property
+    def everything(self) -> Tensor:
+        return torch.ones_like(self._models[:, 0], dtype=torch.uint8)
+
     def leave_out(self) -> None:
         """The model is not finite: it brings nothing."""
         self.weight = 0.0
@@ -79,12 +90,12 @@ class Movement:
     @property
     def nbytes(self) -> int:
         """What travels of what this rank has moved itself."""
-        return self.nbytes_of(self.moved)
+        return self.nbytes_of(self.everything if self.small else self.moved)
 
     def nbytes_of(self, moved: Tensor) -> int:
         """What travels when these blocks do."""
         numbers = int(moved.count_nonzero()) * BLOCK + len(self._rest[0]) + len(self.trailer)
-        return numbers * self.trailer.element_size() + len(moved)
+        return numbers * self.trailer.element_size() + (0 if self.small else len(moved))
 
     def chunks(self, moved: Tensor) -> Iterator[Tensor]:
         """The blocks to travel at once, of those that somebody has moved."""
@@ -149,8 +160,8 @@ class Sums(NamedTuple):
 
 
 def moved_by_any(parts: Sequence[Movement]) -> Tensor:
-    """One byte for each block: whether some rank brings anything for it."""
-    return torch.stack([part.moved for part in parts]).amax(0)
+    """One byte for each block: whether it travels, because some rank brings anything for it."""
+    return parts[0].everything if parts[0].small else torch.stack([part.moved for part in parts]).amax(0)
 
 
 def add_up(parts: Sequence[Movement]) -> Sums:

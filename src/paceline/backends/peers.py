@@ -29,6 +29,9 @@ class Peers(Protocol):
     def membership(self) -> Present:
         """Who is gone, as far as is known here."""
 
+    def host_of(self, rank: int) -> str:
+        """Where a rank that is here is: the same for two on one machine."""
+
     def say(self, key: str, value: bytes) -> None:
         """To all ranks of a generation."""
 
@@ -54,6 +57,10 @@ class ControlPeers:
     def membership(self) -> Present:
         return Present(*self._control.membership)
 
+    def host_of(self, rank: int) -> str:
+        place = self._control.roster[rank]
+        return place[0] if place else ""
+
     def say(self, key: str, value: bytes) -> None:
         self._control.store_set(key, value)
 
@@ -77,6 +84,9 @@ class NobodyIsLost:
 
     def membership(self) -> Present:
         return Present(0, frozenset(), frozenset())
+
+    def host_of(self, rank: int) -> str:
+        return ""
 
     def say(self, key: str, value: bytes) -> None:
         self._store.set(key, value.decode())

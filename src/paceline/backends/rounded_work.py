@@ -98,8 +98,9 @@ class Attempt:
         parts = torch.empty_like(rows)
         self._finish(self._group.alltoall_base(parts, rows, [], [], c10d.AllToAllOptions()))
         own, self.kept = rounding.add_up([Codes.from_bytes(row, rounding.code) for row in parts])
-        sums = [torch.empty_like(rows[0]) for _ in range(self._ranks)]
-        self._finish(self._group.allgather([sums], [own.to_bytes(1)[0]], c10d.AllgatherOptions()))
+        sums = torch.empty_like(rows)
+        to_all = own.to_bytes(1).repeat(self._ranks, 1)
+        self._finish(self._group.alltoall_base(sums, to_all, [], [], c10d.AllToAllOptions()))
         rounding.unpack([Codes.from_bytes(row, rounding.code) for row in sums], self._tensor[:size])
         self._finish(trailer)
 

@@ -12,6 +12,7 @@ from paceline.control.signals import RoundSignals
 from paceline.node import Message
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import FaultPlan
+from paceline.simulator.flows import Flows
 from paceline.simulator.network import Traffic
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class VirtualPost(Post):
 
     def __init__(self, run: VirtualRun, cluster: Cluster, faults: FaultPlan, traffic: Traffic) -> None:
         self._run, self._network, self._faults, self._traffic = run, cluster.network, faults, traffic
+        self._flows = Flows(cluster.network, run.clock)
         self._signals = RoundSignals()
 
     def start_message(self, to: int, message: Message) -> None:
@@ -44,6 +46,8 @@ class VirtualPost(Post):
         opens = self._faults.open((message.sender, to), now)
         if now < opens < inf:
             self._run.clock.at(opens, self._depart, parcel)
+        elif opens == now and self._network.between_hosts(message.sender, to):
+            self._flows.send(message.sender, to, nbytes, self._deliver, (to, message))
         elif opens == now:
             self._run.clock.at(self._traffic.arrival(message.sender, to, nbytes, now), self._deliver, (to, message))
 

@@ -28,9 +28,9 @@ class Snapshots:
     """Copies of flat parameters with the time and the samples that they stand for: the first after each of some moments
     that are the same on all ranks. (The clock runs since the launch: a race may begin at any of them.)"""
 
-    def __init__(self, workload: Workload, seed: int, seconds: float) -> None:
+    def __init__(self, workload: Workload, seed: int, seconds: float, per_race: int = PER_RACE) -> None:
         self._workload, self._seed = workload, seed
-        self._every = seconds / PER_RACE
+        self._every = seconds / per_race
         self._kept: dict[int, tuple[float, int, Tensor]] = {}
         self._next = 0.0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from paceline.race.emulation import EmulatedDevice
-from paceline.race.snapshots import Snapshots
+from paceline.race.snapshots import PER_RACE, Snapshots
 from paceline.race.spec import RaceSpec
 from paceline.run.run import Run
 from paceline.workloads.workload import Workload
@@ -24,7 +24,13 @@ LAYERS = 20
 LEAST_SLEEP = 0.001  # below it the machine is busy with waking up
 
 
-def train(spec: RaceSpec, workload: Workload, strategy: str, device_of: Callable[[Run], EmulatedDevice]) -> None:
+def train(
+    spec: RaceSpec,
+    workload: Workload,
+    strategy: str,
+    device_of: Callable[[Run], EmulatedDevice],
+    snapshots_in_all: int = PER_RACE,
+) -> None:
     """One rank of one strategy, on the device that `device_of` makes for it."""
     model = workload.build_model(spec.seed)
     with Run(strategy, seed=spec.seed) as run:
@@ -36,7 +42,7 @@ def train(spec: RaceSpec, workload: Workload, strategy: str, device_of: Callable
             collate_fn=workload.train.collate,
         )
         optimizer = run.optimizer(spec.build_optimizer(workload, model), model)
-        snapshots = Snapshots(workload, spec.seed, spec.seconds)
+        snapshots = Snapshots(workload, spec.seed, spec.seconds, snapshots_in_all)
         alone, share = run.strategy.steps_alone, run.share_of_model
         if not share.empty if alone else run.rank == 0:
             run.after_round(

@@ -9,9 +9,13 @@ the other. With `shared=True` there is only one link for all (a switch, a bus, o
 and a collective occupies it for all its 2 (N−1) · bytes.
 
 With `uplinks` ranks are on hosts, and what they send to another host passes both hosts' links to the switch between
-them. A ring then goes step by step, as gloo's does: a rank sends what it has got when the next one has said that it
-has room for it. So a step takes the latency there and back: six of them 0.66 s where it is 50 ms each way, whatever
-little they carry (measured; one number alone 0.21 s). Control messages pass the first host.
+them (messages: see `flows`). An all-reduce then goes as on processes, see `backends.over_hosts`: within the hosts, then
+between them each with each at once, one way and back, and within the hosts again. Each of the two takes the latency
+there and back, because the receiver first says that it has room, and as long as a link needs for its host's parts.
+
+A `ring` over hosts, gloo's own, goes step by step: a rank sends what it has got when the next one has said that it has
+room for it. So a step takes the latency there and back: six of them 0.66 s where it is 50 ms each way, whatever little
+they carry (measured; one number alone 0.21 s). Control messages pass the first host.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ class Network:
     Args:
         latency: seconds that a message is on its way, whatever its size.
         bandwidth: bytes a second, of each link or of the shared one.
-        all_reduce: `ring` or `tree`.
+        all_reduce: `ring` or `tree`; `auto` is what processes do: over hosts that have links of their own as described
+            above, else a ring.
         shared: whether all transfers queue at one link.
         uplinks: of each host; latency and bandwidth are then those within a host, and are part of every way.
         hosts: where each rank is; by default they are dealt out in turn, rank 4 of three hosts on the second.
@@ -56,12 +61,12 @@ class Network:
     1.604
     >>> slow = Network(uplinks=(Uplink(0.005, 125e6), Uplink(0.005, 125e6), Uplink(0.045, 12.5e6)))
     >>> slow.way(0, 1), round(slow.all_reduce_seconds(workers=3, nbytes=1_500_000), 3)
-    ((0.01, 125000000.0), 0.56)
+    ((0.01, 125000000.0), 0.36)
     """
 
     latency: float = 0.0
     bandwidth: float = inf
-    all_reduce: str = "ring"
+    all_reduce: str = "auto"
     shared: bool = False
     uplinks: tuple[Uplink, ...] = ()
     hosts: tuple[int, ...] = ()
@@ -69,7 +74,7 @@ class Network:
     def __post_init__(self) -> None:
         number(self, "latency", least=0.0)
         number(self, "bandwidth", above=0.0)
-        one_of(self, "all_reduce", ("ring", "tree"))
+        one_of(self, "all_reduce", ("auto", "ring", "tree"))
         one_of(self, "shared", (True, False))
         if self.uplinks and self.shared:
             raise WrongValueError("shared", "shared = true is not possible for hosts with links of their own.")
@@ -77,11 +82,15 @@ class Network:
             raise WrongValueError("hosts", f"hosts = {list(self.hosts)} for {len(self.uplinks)} uplinks.")
 
     def host_of(self, rank: int) -> int:
+        """Where there are hosts."""
         return self.hosts[rank] if rank < len(self.hosts) else rank % len(self.uplinks)
+
+    def between_hosts(self, sender: int, receiver: int) -> bool:
+        return bool(self.uplinks) and self.host_of(sender) != self.host_of(receiver)
 
     def way(self, sender: int, receiver: int) -> tuple[float, float]:
         """Latency and bandwidth from one rank to another, when nothing else is on its way."""
-        if not self.uplinks or self.host_of(sender) == self.host_of(receiver):
+        if not self.between_hosts(sender, receiver):
             return self.latency, self.bandwidth
         ends = [self.uplinks[self.host_of(rank)] for rank in (sender, receiver)]
         latency = self.latency + sum(end.latency for end in ends)
@@ -102,7 +111,7 @@ class Network:
             return self._over_hosts(workers, nbytes, 2)
         if self.shared:
             return self._reduce_steps(workers) * self.latency + 2 * (workers - 1) * nbytes / self.bandwidth
-        part = nbytes / workers if self.all_reduce == "ring" else nbytes
+        part = nbytes if self.all_reduce == "tree" else nbytes / workers
         return self._reduce_steps(workers) * (self.latency + part / self.bandwidth)
 
     def all_gather_seconds(self, workers: int, nbytes: int) -> float:
@@ -115,7 +124,9 @@ class Network:
         return self._reduce_steps(workers) / 2 * self.latency + copies * nbytes / self.bandwidth
 
     def _over_hosts(self, workers: int, nbytes: int, rounds: int) -> float:
-        """Twice round for an all-reduce, once to collect."""
+        """Twice round for an all-reduce, once to collect; for processes both are a sum."""
+        if self.all_reduce == "auto":
+            return _by_hosts_seconds(self, workers, nbytes)
         if self.all_reduce == "ring":
             return _ring_seconds(self, workers, nbytes / workers, rounds * (workers - 1))
         ways = [self.way(rank, (rank + 1) % workers) for rank in range(workers)]
@@ -123,7 +134,7 @@ class Network:
         return rounds * ceil(log2(workers)) * slowest
 
     def _reduce_steps(self, workers: int) -> int:
-        return 2 * (workers - 1) if self.all_reduce == "ring" else 2 * ceil(log2(workers))
+        return 2 * ceil(log2(workers)) if self.all_reduce == "tree" else 2 * (workers - 1)
 
 
 @lru_cache(maxsize=256)
@@ -144,8 +155,21 @@ def _ring_seconds(network: Network, workers: int, part: float, steps: int) -> fl
     return float(ready.max())
 
 
+@lru_cache(maxsize=256)
+def _by_hosts_seconds(network: Network, workers: int, nbytes: int) -> float:
+    """Within the hosts, between them, and within them again."""
+    ranks = Counter(network.host_of(rank) for rank in range(workers))
+    within = ceil(log2(max(ranks.values()))) * (network.latency + nbytes / network.bandwidth)
+    if len(ranks) == 1:
+        return 2 * within
+    links = [network.uplinks[host] for host in ranks]
+    latency = network.latency + sum(sorted(link.latency for link in links)[-2:])
+    slowest = min(network.bandwidth, *(link.bandwidth for link in links))
+    between = 2 * latency + (len(links) - 1) / len(links) * nbytes / slowest
+    return 2 * (within + between)
+
+
 SHARED, COLLECTIVES = (-1, -1), (-2, -2)  # no pair of ranks
-UP, DOWN = -3, -4  # a host's link, in each direction
 
 
 class Traffic:
@@ -156,26 +180,13 @@ class Traffic:
         self._free_at: dict[tuple[int, int], float] = {}
 
     def arrival(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
-        """When a message that leaves now arrives. A link carries one after the other, in order of asking."""
-        if self.network.uplinks and self.network.host_of(sender) != self.network.host_of(receiver):
-            return self._arrival_at_host(sender, receiver, nbytes, now)
+        """When a message that leaves now arrives, within a host where there are several (see `flows` for the others). A
+        link carries one after the other, in order of asking."""
         # One queue for all stands in for the links when they are shared.
         link = SHARED if self.network.shared else (sender, receiver)
         end = max(now, self._free_at.get(link, 0.0)) + nbytes / self.network.bandwidth
         self._free_at[link] = end
         return end + self.network.latency
-
-    def _arrival_at_host(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
-        """Packets that have left are received while others leave: the slower of the two links counts, and the queue at
-        either."""
-        network, latency = self.network, self.network.way(sender, receiver)[0]
-        up, down = (network.host_of(sender), UP), (network.host_of(receiver), DOWN)
-        start = max(now, self._free_at.get(up, 0.0))
-        self._free_at[up] = sent = start + nbytes / network.uplinks[up[0]].bandwidth
-        begun = max(start + latency, self._free_at.get(down, 0.0))
-        end = max(begun + nbytes / network.uplinks[down[0]].bandwidth, sent + latency)
-        self._free_at[down] = end
-        return end
 
     def collective_end(self, kind: str, nbytes: int, now: float) -> float:
         """When the collective that all ranks have joined by now ends."""
