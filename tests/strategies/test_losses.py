@@ -80,7 +80,7 @@ def test_a_newcomer_may_crash_and_another_may_come() -> None:
         check_losses(create("abs-sgd"), Losses(seed=seed, epochs=2, **faults))
 
 
-@pytest.mark.parametrize("text", ["crossbow", "d-psgd"])
+@pytest.mark.parametrize("text", ["ad-psgd", "d-psgd"])
 def test_a_strategy_that_takes_no_newcomers_says_so(text: str) -> None:
     with pytest.raises(PacelineError, match=f"The strategy {text} cannot take a newcomer into a running training yet"):
         play(create(text), Losses(joins=(Join(at=0.1, rank=1),)))

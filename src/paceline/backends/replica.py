@@ -146,6 +146,11 @@ class Replica:
         like = torch.empty(self.size, dtype=self._sum_dtype, device=self.parameters.device)
         self._rounding = None if code == "none" else Rounded(like, code)
 
+    @property
+    def code(self) -> str:
+        """In which they travel."""
+        return "none" if self._rounding is None else self._rounding.code
+
     def total(self, reduced: FlatSum | Movement) -> tuple[Gradient, bool, list[float]]:
         """A reduced contribution as a gradient over all ranks' samples, whether a rank has data left, and the sums of
         what the backend had added."""

@@ -77,8 +77,9 @@ class ReplicaLearner:
         return self.replica.take_gradients(len(indices), samples)
 
     def take_over(self, other: ReplicaLearner) -> None:
-        """The random numbers stay its own."""
+        """The random numbers stay its own; and nothing was rounded off its gradients yet."""
         mine, theirs = self.replica, other.replica
+        mine.send_as(theirs.code)
         mine.return_from_looking_ahead()
         mine.model.load_state_dict({**theirs.model.state_dict(), **theirs.committed})
         mine.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))

@@ -302,7 +302,7 @@ class VirtualRun(Theatre):
             noise = node.learner.noise
             if node.rank == 0 and number % NOISE_EVERY == 0 and noise.value is not None:
                 self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
-            self._let_in |= collective.joining
+            self._let_in |= collective.joining and total.working
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 
     def round_counts(self, collective: Collective) -> None:

@@ -390,7 +390,7 @@ class Run:
             self._saver.prepare()
             self._saver.write()
         self._saver.look()
-        if news.joining:
+        if news.joining and not self.node.finished:  # else nobody would take part with a newcomer
             self._entrance.admit()
         for callback in self._after_round:
             callback()

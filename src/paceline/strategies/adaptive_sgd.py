@@ -55,6 +55,7 @@ class AdaptiveSgd(Strategy):
 
     name: ClassVar[str] = "adaptive-sgd"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     mega_batch: int = 0
     rule: str = "paper"
     beta: float = 0.0
@@ -87,10 +88,10 @@ class AdaptiveSgd(Strategy):
             node.warn(
                 "Adaptive SGD as published steps with plain SGD; here the optimizer of each replica has a memory."
             )
-        merges, round_number = Merges(self, node), 0
+        merges = Merges(self, node)
         while not node.finished:
-            while not node.signalled(round_number):
-                batch = await merges.next_batch(round_number)
+            while not node.signalled(merges.round):
+                batch = await merges.next_batch()
                 if not batch.count:  # no more data
                     break
                 merges.step(batch)
@@ -100,5 +101,4 @@ class AdaptiveSgd(Strategy):
                 break
             merges.start()
             await merges.go_on(wait=not self.overlap)
-            round_number += 1
         await merges.go_on(wait=True)

@@ -30,6 +30,7 @@ class Crossbow(Strategy):
 
     name: ClassVar[str] = "crossbow"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     momentum: float = 0.9
 
     def __post_init__(self) -> None:

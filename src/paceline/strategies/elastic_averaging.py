@@ -31,6 +31,7 @@ class ElasticAveraging(Strategy):
 
     name: ClassVar[str] = "elastic-averaging"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     steps: int = 8
     elasticity: float = 0.9
 

@@ -43,6 +43,7 @@ class Merges:
             if name not in node.state:
                 node.state[name] = node.parameters.clone()
         node.state.setdefault("merges", 0)
+        node.state.setdefault("round", 0)
         self._last = node.state["merged"].clone() if options.momentum else None  # the other is merged in place
         self._left: Tensor | None = None  # with overlap: the model that went into the merge under way
         self._updates = self._count = 0
@@ -53,12 +54,18 @@ class Merges:
 
     # ---- steps
 
-    async def next_batch(self, round_number: int) -> Gradient:
+    @property
+    def round(self) -> int:
+        """The present mega-batch. While its merge is under way it is the next one, in which a newcomer begins."""
+        number: int = self._node.state["round"]
+        return number
+
+    async def next_batch(self) -> Gradient:
         """As many samples as this rank's batches have now, unless there are no more. What is left of a lease comes in
         pieces: they are put together, all at the same model."""
         node = self._node
         size = round(node.state["batches"][node.rank]) if node.divisible else node.micro_batch
-        node.count(round_number, size, self.mega_batch)
+        node.count(self.round, size, self.mega_batch)
         batch = await node.gradient(size)
         while 0 < batch.count < size < node.micro_batch:
             more = await node.gradient(size - batch.count)
@@ -84,6 +91,7 @@ class Merges:
         node = self._node
         self._told = node.all_gather(float(self._updates)), node.all_gather(float(node.parameters.norm()))
         self._updates = 0
+        node.state["round"] += 1
 
     async def go_on(self, wait: bool) -> None:
         """Whatever has arrived of the merge under way is taken in; `wait`: all of it."""

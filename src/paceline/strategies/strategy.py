@@ -40,9 +40,8 @@ class Strategy(ABC):
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether a rank can take part from a round on. Not where ranks step alone, nor where each keeps what was
-        rounded off its gradients."""
-        return self.admits and not self.steps_alone and self.code == "none"
+        """Whether a rank can take part from a round on. Not where ranks step alone."""
+        return self.admits and not self.steps_alone
 
     def servers_for(self, workers: int) -> int:
         """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""
