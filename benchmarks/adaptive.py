@@ -46,7 +46,7 @@ CLUSTERS = {"far": (1.0, 1.0, 0.5, 0.25), "near": (1.0, 0.92, 0.85, 0.75)}
 VARIANTS = {
     "elastic-averaging": "elastic-averaging:steps={steps}",
     "adaptive-sgd": "adaptive-sgd:overlap:mega_batch={mega_batch}",
-    "adaptive-sgd, momentum": "adaptive-sgd:overlap:momentum=0.5:mega_batch={mega_batch}",
+    "adaptive-sgd with momentum": "adaptive-sgd:overlap:momentum=0.5:mega_batch={mega_batch}",
     "abs-sgd": "abs-sgd",
     "all-reduce": "all-reduce",
     "crossbow": "crossbow",

@@ -5,8 +5,8 @@
 
 `reading` compares readers of the same file, in processor time of one core. `spread` measures the forward and backward
 pass of micro-batches as one of four ranks gets them: of an equal number of rows, of about equal non-zeros, and of about
-equal cost, where a row costs as many non-zeros as a fit of the measured times says. All three have the same mean number
-of rows. Processor time on one thread, the best of 25 passes.
+equal cost, where a row costs besides as many non-zeros as the workload says (`balance="nonzeros"`), or a fit of the
+measured times. All have the same mean number of rows. Processor time on one thread, the best of 25 passes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from torch import nn
 
 from paceline import workloads
 from paceline.rules.portions import FILLED
-from paceline.run.loader import Loader
+from paceline.run.loader import Loader, balanced_by
 from paceline.workloads.models import SparseMLP
 from paceline.workloads.sparse_rows import Bags, SparseSamples
 from paceline.workloads.workload import Workload
+from paceline.workloads.xmc import row_cost as known_row_cost
 from paceline.workloads.xmc_text import XmcFile
 
 PASSES = 25
@@ -70,7 +71,7 @@ def reading(path: Path) -> None:
 def with_labels(workload: Workload, labels: int) -> Workload:
     """The same rows with fewer labels: what the first layer costs then weighs more."""
     x, y = workload.train.x, workload.train.y
-    fewer = SparseSamples(x, Bags(y.starts, y.indices % labels))
+    fewer = SparseSamples(x, Bags(y.starts, y.indices % labels), known_row_cost(labels))
     features = workload.build_model(0).features.num_embeddings
     return replace(workload, train=fewer, model=partial(SparseMLP, features, labels))
 
@@ -80,11 +81,16 @@ def spread(workload: Workload, micro_batch: int, count: int) -> None:
     model = workload.build_model(0)
     nonzeros = workload.train.x.sizes.numpy()
     row = row_cost(workload, model, nonzeros)
-    print(f"A row costs as much as {row:.0f} non-zeros; on average it has {nonzeros.mean():.0f}.")
+    given = balanced_by("nonzeros", None, workload.train)
+    print(
+        f"A row costs as much as {row:.0f} non-zeros, by the workload {workload.train.row_cost:.0f}; "
+        f"on average it has {nonzeros.mean():.0f}."
+    )
     cases: dict[str, tuple[int, ArrayLike | None]] = {
         "equal rows": (round(FILLED * micro_batch), None),
-        "equal non-zeros": (micro_batch, nonzeros),
-        "equal cost": (micro_batch, nonzeros + row),
+        "non-zeros alone": (micro_batch, nonzeros),
+        "balance=nonzeros": (micro_batch, given),
+        "fitted cost": (micro_batch, nonzeros + row),
     }
     batches = [batch for most, cost in cases.values() for batch in micro_batches(workload, most, cost, count)]
     print(f"{'micro-batches of':<18}{'rows':>8}{'non-zeros':>16}{'time ms':>10}{'spread':>9}{'p99/mean':>10}")

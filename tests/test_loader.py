@@ -365,6 +365,13 @@ def test_balance_by_nonzeros_is_a_cost_that_the_dataset_knows():
     assert balanced_by("samples", None, dataset) is None and balanced_by("samples", [1.0], dataset) == [1.0]
 
 
+def test_what_a_row_costs_besides_its_nonzeros_counts():
+    dataset = SparseRows(torch.arange(20))
+    dataset.row_cost = 100.0
+    found = balanced_by("nonzeros", None, dataset)
+    assert torch.equal(torch.as_tensor(found), torch.arange(20) + 100.0)
+
+
 @pytest.mark.parametrize(
     ("balance", "cost", "dataset", "complaint"),
     [

@@ -10,7 +10,6 @@ moved, one byte for each, and then add up those that somebody has. A small model
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, NoReturn
@@ -41,31 +40,30 @@ class Movement:
     def __init__(self, model: Tensor, common: Tensor, weight: float, trailer: Tensor) -> None:
         self.common, self.weight, self.trailer = common, weight, trailer
         self.works: Callable[[], bool] = lambda: bool(self.trailer[WORKING])
-        self._whole = model.numel() // BLOCK * BLOCK
-        self._models, self._commons = (each[: self._whole].view(-1, BLOCK) for each in (model, common))
-        self._rest = model[self._whole :], common[self._whole :]  # less than a block: it always travels
+        self._model, whole = model, model.numel() // BLOCK * BLOCK
+        self._models, self._commons = (each[:whole].view(-1, BLOCK) for each in (model, common))
+        self._rest = model[whole:], common[whole:]  # less than a block: it always travels
 
     @cached_property
-    def _look(self) -> tuple[Tensor, float]:
-        """Which blocks were moved, and how far in all."""
-        moved = torch.zeros(len(self._models), dtype=torch.uint8, device=self.common.device)
-        far = [float(torch.linalg.vector_norm(self._rest[0] - self._rest[1]))]
-        for first in range(0, len(self._models), CHUNK // BLOCK):
+    def _differs(self) -> Tensor:
+        """One byte for each block: whether it is another one than the common model's, to the bit. Eight bytes are
+        compared at once: it takes a quarter of the time of a look at every number."""
+        differs = torch.empty(len(self._models), dtype=torch.bool, device=self.common.device)
+        models, commons = (each.view(torch.int64) for each in (self._models, self._commons))
+        for first in range(0, len(models), CHUNK // BLOCK):
             part = slice(first, first + CHUNK // BLOCK)
-            difference = self._models[part] - self._commons[part]
-            moved[part] = (difference != 0).any(1)
-            far.append(float(torch.linalg.vector_norm(difference)))
-        return moved, math.hypot(*far)
+            torch.any((models[part] != commons[part]).view(torch.int64), 1, out=differs[part])
+        return differs.view(torch.uint8)
 
-    @property
+    @cached_property
     def norm(self) -> float:
-        """How far the model has moved; not finite if the model is not."""
-        return self._look[1] if self.weight else 0.0
+        """Of the model: not finite if that is not."""
+        return float(torch.linalg.vector_norm(self._model, dtype=self.trailer.dtype)) if self.weight else 0.0
 
     @property
     def moved(self) -> Tensor:
         """One byte for each block: whether this rank brings anything for it."""
-        return self._look[0] if self.weight else torch.zeros_like(self._models[:, 0], dtype=torch.uint8)
+        return self._differs if self.weight else self._models.new_zeros(len(self._models), dtype=torch.uint8)
 
     @property
     def small(self) -> bool:
@@ -119,7 +117,8 @@ class Movement:
         if not self.weight:
             return packed.zero_()
         sums = packed[:-1].view(-1, BLOCK)
-        torch.sub(self._models[where].to(kind), self._commons[where], out=sums).mul_(self.weight)
+        model, common = (_chosen(each, where) for each in (self._models, self._commons))
+        torch.sub(model.to(kind), common, out=sums).mul_(self.weight)
         packed[-1] = self.weight
         return packed
 
@@ -149,6 +148,11 @@ def _where(blocks: Tensor) -> slice | Tensor:
     """Blocks that follow each other need not be gathered."""
     first, last = int(blocks[0]), int(blocks[-1])
     return slice(first, last + 1) if last - first + 1 == len(blocks) else blocks
+
+
+def _chosen(blocks: Tensor, where: slice | Tensor) -> Tensor:
+    """Twice as fast as an index in brackets."""
+    return blocks[where] if isinstance(where, slice) else blocks.index_select(0, where)
 
 
 class Sums(NamedTuple):

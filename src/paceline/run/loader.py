@@ -251,7 +251,8 @@ def checked_length(
 
 
 def balanced_by(balance: str, cost: ArrayLike | None, dataset: Any) -> ArrayLike | None:
-    """What the samples cost, by the name of what micro-batches are to have alike."""
+    """What the samples cost, by the name of what micro-batches are to have alike. Where a row costs something besides
+    its non-zeros, cutting by those alone would make times less alike: the dataset may say how much."""
     if balance not in BALANCES:
         raise no_such("balance", balance, BALANCES)
     if balance == "samples":
@@ -263,7 +264,8 @@ def balanced_by(balance: str, cost: ArrayLike | None, dataset: Any) -> ArrayLike
             cause="Costs are given as well." if cost is not None else "The dataset does not say how many a sample has.",
             remedy="Give either one. A dataset of sparse rows has `nonzeros`, one number for each of them.",
         )
-    return cast(ArrayLike, dataset.nonzeros)
+    beside = getattr(dataset, "row_cost", 0.0)
+    return cast(ArrayLike, dataset.nonzeros + beside if beside else dataset.nonzeros)
 
 
 def checked_costs(cost: ArrayLike, samples: int) -> NDArray[np.float64]:

@@ -135,14 +135,20 @@ class Merges:
         """The merged model is here. What this rank has done since its own left is added to it."""
         node, model, merged, since = self._node, self._node.parameters, self._node.state["merged"], self._left
         if since is not None:
-            since.neg_().add_(model)
+            since.sub_(model)  # less what has been done since
         node.adopt(total)
         if total.count:
             node.state["merges"] += 1
-            model.mul_(self._weight)
-            if self._last is not None:
-                push_on_(model, self._last, node.state["merged_before"], self._options.momentum)
-            merged.copy_(model)
+            self._push_on(model, merged)
         if since is not None and not node.finished and isfinite(since.norm()):
             end_round(node)
-            model.add_(since)
+            model.sub_(since)
+
+    def _push_on(self, model: Tensor, merged: Tensor) -> None:
+        """Perturbed weights and momentum: what all ranks do alike to the mean, which is the merged model without."""
+        if self._weight != 1.0:
+            model.mul_(self._weight)
+        if self._last is not None:
+            push_on_(model, self._last, self._node.state["merged_before"], self._options.momentum)
+        if self._weight != 1.0 or self._last is not None:
+            merged.copy_(model)

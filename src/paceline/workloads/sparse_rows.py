@@ -88,10 +88,12 @@ class SparseSamples(Samples):
     Args:
         x: features with values.
         y: labels.
+        row_cost: what a row costs besides its features, in non-zeros; for `run.loader(balance="nonzeros")`.
     """
 
-    def __init__(self, x: Bags, y: Bags) -> None:
+    def __init__(self, x: Bags, y: Bags, row_cost: float = 0.0) -> None:
         super().__init__(x, y)
+        self.row_cost = row_cost
 
     @property
     def nonzeros(self) -> Tensor:

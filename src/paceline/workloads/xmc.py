@@ -28,6 +28,9 @@ TOP = (1, 3, 5)
 MOST_LOGITS = 2**31
 """In one evaluation on held-out rows, and so how many rows: all of EURLex-4K's, 3,189 of Amazon-670k's 153,025."""
 LOGITS_AT_ONCE = 2**23
+ROW_COST, LABEL_COST = 20.0, 0.12
+"""What a row costs besides its non-zeros, and each label in the softmax, in non-zeros: fitted to times of micro-batches
+of EURLex-4K on a CPU with 16, 512 and all 3,993 labels. `scripts/bench sparse spread` fits it to another machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,7 @@ def load(data: Path | None = None, model: str | None = None, *, scaling: str = "
 
 def workload(name: str, header: Header, train: SparseSamples, test: SparseSamples, model: str | None) -> Xmc:
     """The task on these rows. Of very many held-out rows over very many labels, some: evenly spread."""
+    train.row_cost = row_cost(header.labels)
     build = choose_model(name, model, {"sparse-mlp": partial(SparseMLP, header.features, header.labels)})
     step = -(-len(test) * header.labels // MOST_LOGITS)
     return Xmc(
@@ -127,6 +131,11 @@ def workload(name: str, header: Header, train: SparseSamples, test: SparseSample
         lr=0.3,
         adamw_lr=5e-3,
     )
+
+
+def row_cost(labels: int) -> float:
+    """What a row costs besides its non-zeros: with many labels most of a micro-batch is their softmax."""
+    return ROW_COST + LABEL_COST * labels
 
 
 def scaled(rows: Rows) -> Rows:
