@@ -17,7 +17,6 @@ from paceline.backends.flat import TRAILER, WEIGHT
 from paceline.backends.lane import Care
 from paceline.backends.movement import BLOCK, Movement
 
-
 pytestmark = pytest.mark.parametrize("hosts", ["aaaa", "abab"])
 
 

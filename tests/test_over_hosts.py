@@ -1,4 +1,4 @@
-"""Sums inside of hosts first, then between them: ranks as threads of one process, with real process groups between them."""
+"""Sums inside of hosts first, then between them: ranks as threads of one process, with real process groups."""
 
 from __future__ import annotations
 

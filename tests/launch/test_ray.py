@@ -39,7 +39,7 @@ import paceline
 x = torch.arange(264.0).view(132, 2) / 264
 model = torch.nn.Linear(2, 1)
 with paceline.Run(sys.argv[1]) as run:
-    loader = run.loader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), micro_batch=4, epochs=2)
+    loader = run.loader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), micro_batch=4, epochs={epochs})
     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     for number, (inputs, wanted) in enumerate(loader):
         if {when}:  # in these strategies nobody goes ahead of another
@@ -50,6 +50,12 @@ with paceline.Run(sys.argv[1]) as run:
     print("rank", run.rank, "has applied", run.node.samples_applied)
 """
 SAMPLES = 2 * 132
+KILL = "os.kill(os.getppid(), signal.SIGKILL); signal.pause()"
+LASTING = f"""
+            joins = os.environ.get("PACELINE_JOINS") == "1"
+            if run.rank == 1 and not joins and number == 3: {KILL}
+            if joins and number == 3: open("joined", "w").close()
+            if number > 3 and os.path.exists("joined"): break"""
 
 
 def test_each_process_says_what_it_needs() -> None:
@@ -83,12 +89,12 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(PacelineError, match=r"paceline\[ray\]"):
         paceline.ray.fit(print, workers=2)
     with pytest.raises(PacelineError, match=r"paceline\[ray\]"):
-        RayCluster.of_options("ray", None, None, nproc=2, servers=0, replace=0, alone=True)
+        RayCluster.of_options("ray", None, None, nproc=2, servers=0, alone=True)
 
 
 def test_hosts_of_ones_own_and_ray_exclude_each_other() -> None:
     with pytest.raises(PacelineError, match="Leave out --nnodes"):
-        RayCluster.of_options("ray", None, None, nproc=2, servers=0, replace=0, alone=False)
+        RayCluster.of_options("ray", None, None, nproc=2, servers=0, alone=False)
 
 
 def test_reports_outside_of_fit_are_refused() -> None:
@@ -173,19 +179,30 @@ def test_the_same_script_runs_on_ray(launched: Any, tmp_path: Path) -> None:
 
 def test_a_script_goes_on_when_an_actor_is_killed(launched: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        SCRIPT.format(when="run.rank == number == 1", then="os.kill(os.getppid(), signal.SIGKILL); signal.pause()")
-    )
+    script.write_text(SCRIPT.format(when="run.rank == number == 1", then=KILL, epochs=2))
     done = launched("--nproc", "2", "--servers", "1", "script.py", "bsp")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Rank 1 on .+ was lost \(its actor died: .*\); the run went on without it\.", done.stderr)
     assert f"[rank 0] rank 0 has applied {SAMPLES}" in done.stdout
 
 
+def test_an_actor_that_is_killed_is_replaced_and_joins(launched: Any, tmp_path: Path) -> None:
+    """The run lasts until the newcomer has computed, however long Ray takes to start it."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(when="True", then=LASTING, epochs=100_000))
+    done = launched("--nproc", "2", "--replace", "1", "script.py", "all-reduce")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Rank 1 was lost \(its actor died: .*\); it is started again, to join the run", done.stderr)
+    assert "was lost" not in done.stderr[done.stderr.rindex("Rank 1 takes part") :]
+    assert {"[rank 0] rank 0", "[rank 1] rank 1"} == set(re.findall(r"\[rank \d\] rank \d", done.stdout))
+    (folder,) = (tmp_path / "runs" / "run").iterdir()
+    assert used(folder).errors == ()
+
+
 def test_a_run_that_fails_ends_with_the_first_error(launched: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    # Rank 0 comes to its third micro-batch only when rank 1 is lost: first one fails, then the other, and nobody is left.
-    script.write_text(SCRIPT.format(when="number == 2 - run.rank", then="sys.exit(f'{run.rank} has no more data')"))
+    # Rank 0 comes to its third micro-batch only when rank 1 is lost: one fails, then the other, and nobody is left.
+    fails = "sys.exit(f'{run.rank} has no more data')"
+    script.write_text(SCRIPT.format(when="number == 2 - run.rank", then=fails, epochs=2))
     done = launched("--nproc", "2", "script.py", "all-reduce")
     assert done.returncode == 1, done.stderr
     last = done.stderr[done.stderr.rindex("Rank 1 on ") :]
@@ -204,12 +221,18 @@ def training() -> Callable[[dict[str, Any]], None]:
         x = torch.arange(264.0).view(132, 2) / 264
         model = torch.nn.Linear(2, 1)
         with paceline.Run("all-reduce", join_timeout=200) as run:
-            loader = run.loader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), micro_batch=4, epochs=2)
+            loader = run.loader(
+                torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), micro_batch=4, epochs=config.get("epochs", 2)
+            )
             optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
             for number, (inputs, wanted) in enumerate(loader):
-                if run.rank == config.get("hangs") and number == 1:
+                if run.rank == config.get("hangs") and number == 1 and "PACELINE_JOINS" not in os.environ:
                     Path(config["mark"]).write_text(ray.get_runtime_context().get_node_id())
                     threading.Event().wait()
+                if "joined" in config and os.environ.get("PACELINE_JOINS") == "1" and number == 3:
+                    Path(config["joined"]).touch()
+                if "joined" in config and number > 3 and Path(config["joined"]).exists():
+                    break
                 optimizer.zero_grad()
                 ((model(inputs) - wanted) ** 2).mean().backward()
                 optimizer.step()
@@ -285,6 +308,30 @@ def test_training_goes_on_when_a_node_is_killed(cluster: Any, tmp_path: Path) ->
     killer.join(LONGEST_SECONDS)
     assert sorted(result.lost) == [1, 3] and all("died" in why for why in result.lost.values())
     assert result.metrics == {"applied": SAMPLES, "rank": 0}
+    assert used(result.path).errors == ()
+
+
+def test_what_a_killed_node_held_is_placed_on_another_and_joins(cluster: Any, tmp_path: Path) -> None:
+    doomed = cluster.add_node(num_cpus=1, resources={"pool-b": 1})
+    mark, joined = tmp_path / "mark", tmp_path / "joined"
+
+    def kill_it_then_add_another() -> None:
+        while not mark.exists() or mark.read_text() != doomed.node_id:
+            time.sleep(0.05)
+        cluster.remove_node(doomed, allow_graceful=False)
+        cluster.add_node(num_cpus=1, resources={"pool-b": 1})
+
+    killer = threading.Thread(target=kill_it_then_add_another, daemon=True)
+    killer.start()
+    config = {"out": str(tmp_path), "hangs": 1, "mark": str(mark), "joined": str(joined), "epochs": 100_000}
+    workers = [{"CPU": 1}, {"CPU": 1, "pool-b": 1}]
+    result = paceline.ray.fit(
+        training(), config, workers=workers, out=tmp_path / "runs", address=cluster.address, replace=1
+    )
+    killer.join(LONGEST_SECONDS)
+    assert result.lost == {} and joined.exists() and result.metrics is not None
+    facts = [json.loads((tmp_path / f"facts-{rank}.json").read_text()) for rank in range(2)]
+    assert facts[0]["applied"] == facts[1]["applied"] > 0
     assert used(result.path).errors == ()
 
 

@@ -66,9 +66,7 @@ def run(
     from paceline.ray.cluster import RayCluster
 
     hosts = Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file)
-    cluster = RayCluster.of_options(
-        engine, address, resources, nproc=nproc, servers=servers, replace=replace, alone=hosts is None
-    )
+    cluster = RayCluster.of_options(engine, address, resources, nproc=nproc, servers=servers, alone=hosts is None)
     code = run_script(
         [str(script), *context.args],
         nproc,

@@ -109,7 +109,7 @@ def _starts(
 
             @contextmanager
             def in_ray() -> Iterator[Start]:
-                with hosts.team(new_run(folder), **launching) as team:
+                with hosts.team(new_run(folder), replace=replace, **launching) as team:
                     yield Start(team.folder, team.run_script, team.where)
 
             yield in_ray

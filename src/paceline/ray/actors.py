@@ -49,6 +49,10 @@ class Spot:
     host: str
     gpus: Sequence[str] = ()
 
+    @property
+    def for_people(self) -> str:
+        return f"{self.host} ({self.address})"
+
 
 class ControlPlane:
     """The control service on the machine of the driver: who loses that one has lost the run in any case."""

@@ -19,7 +19,7 @@ from paceline.launch.local import JOIN_SECONDS
 from paceline.launch.surroundings import card_of
 from paceline.ray import actors
 from paceline.ray.needs import Need, needs_of_option
-from paceline.ray.team import Control, Team, answer
+from paceline.ray.team import Control, Spare, Team, answer
 
 ENGINES = ("local", "ray")
 ADDRESS = "RAY_ADDRESS"
@@ -54,7 +54,6 @@ class RayCluster:
         *,
         nproc: int,
         servers: int,
-        replace: int,
         alone: bool,
     ) -> RayCluster | None:
         """What the options of `paceline run` say; None for another engine. `alone`: no other hosts were named."""
@@ -69,11 +68,6 @@ class RayCluster:
             raise PacelineError(
                 "Ray itself places the processes on its nodes.",
                 remedy="Leave out --nnodes; --nproc counts all of them.",
-            )
-        if replace:
-            raise PacelineError(
-                "On Ray a lost rank is not started again yet.",
-                remedy="Leave --replace out: the others go on without it.",
             )
         cluster = cls(address, *needs_of_option(resources, nproc, servers))
         import_ray()
@@ -119,12 +113,13 @@ class RayCluster:
             ray.shutdown()
 
     @contextmanager
-    def team(self, folder: Path, *, port: int = 0, **timeouts: float) -> Iterator[Team]:
+    def team(self, folder: Path, *, port: int = 0, replace: int = 0, **timeouts: float) -> Iterator[Team]:
         """All ranks and their control plane as long as the block lasts.
 
         Args:
             folder: the run's, made before.
             port: of the control plane; 0 takes a free one.
+            replace: how often, in all, a rank that was lost is started again, where Ray then has room for it.
             timeouts: see `launch`.
         """
         import ray
@@ -139,11 +134,15 @@ class RayCluster:
                 control = plane.remote(len(needs), secret, folder, port, timeouts)
                 started.append(control)
                 kind = actors.FunctionRank if self.functions else actors.ScriptRank
-                ranks = [_actor(kind, rank, need, group) for rank, need in enumerate(needs)]
-                started += ranks
+
+                def make(rank: int) -> Any:
+                    started.append(_actor(kind, rank, needs[rank], group))
+                    return started[-1]
+
+                ranks = [make(rank) for rank in range(len(needs))]
                 address = answer(control.address.remote(), "The control plane", seconds)
                 card = card_of(address, folder, secret)
-                yield Team(ranks, len(self.servers), Control(control), card, seconds)
+                yield Team(ranks, len(self.servers), Control(control), card, seconds, Spare(replace, make))
                 with suppress(ray.exceptions.RayError):
                     ray.get(control.close.remote(), timeout=CLOSE_SECONDS)
             finally:

@@ -73,7 +73,7 @@ def fit(
         out: where runs are kept; a place that all nodes share, if there are several.
         address: of a running cluster; by default that of `RAY_ADDRESS`, or one is started here. If this process is
             connected to Ray already, that one is used.
-        launching: port and time-outs, see `launch`.
+        launching: port, time-outs, and `replace`, how often a worker that was lost is started again: see `launch`.
 
     Returns:
         The result. A run that went on without lost workers has not failed; `result.lost` names them.

@@ -44,9 +44,10 @@ class Board:
         ray.get(self._control.report.remote(Report(self._rank, dict(metrics), kept)))
 
     def _keep(self, checkpoint: Path) -> Path:
-        """A copy in the run's folder, whole or not at all."""
+        """A copy in the run's folder, whole or not at all; after those of a process in whose place this one is."""
         self._kept += 1
-        kept = self._folder / REPORTED / f"rank-{self._rank:04d}-{self._kept:06d}"
+        while (kept := self._folder / REPORTED / f"rank-{self._rank:04d}-{self._kept:06d}").exists():
+            self._kept += 1
         aside = kept.with_name(f".{kept.name}.part")
         try:
             shutil.copytree(checkpoint, aside)

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.launch.local import Launch, Ranks
+from paceline.launch.local import LOOK_SECONDS, Launch, Ranks
 from paceline.launch.replacing import Replacing
 from paceline.launch.roles import environment_of_servers
-from paceline.launch.surroundings import environment_of
+from paceline.launch.surroundings import JOINS, environment_of
 from paceline.ray.actors import Spot
 from paceline.ray.reporting import Report
 
@@ -50,6 +50,18 @@ class Control:
         return answer(question, "The control plane", ANSWER_SECONDS)
 
 
+class Spare(NamedTuple):
+    """For ranks that are lost.
+
+    Args:
+        most: how often, over all ranks, one is started again.
+        make: another actor for a rank. Ray places it: where the one before was, or where it has moved its room to.
+    """
+
+    most: int
+    make: Callable[[int], Any]
+
+
 class RankActor:
     """An actor, asked as a child process is asked.
 
@@ -59,9 +71,11 @@ class RankActor:
     """
 
     def __init__(self, actor: Any, gently: bool) -> None:
-        self._actor, self._gently = actor, gently
+        self.actor, self._gently = actor, gently
         self._over = threading.Event()
         self.returncode: int | None = None
+        self.placed = True
+        """Whether Ray has found room for it."""
 
     def end_with(self, code: int) -> None:
         if self.returncode is None:
@@ -73,14 +87,14 @@ class RankActor:
 
     def terminate(self) -> None:
         if self._gently:
-            self._actor.terminate.remote()
+            self.actor.terminate.remote()
         else:
             self.kill()
 
     def kill(self) -> None:
         import ray
 
-        ray.kill(self._actor)
+        ray.kill(self.actor)
         self.end_with(-signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -91,27 +105,64 @@ class RankActor:
 
 
 class Actors(Ranks):
-    """The ranks as actors."""
+    """The ranks as actors.
 
-    def __init__(self, actors: Sequence[Any], logs: Path | None) -> None:
-        super().__init__(range(len(actors)), quiet=logs is None, replacing=Replacing(0))
-        self._actors, self._logs = actors, logs
+    Args:
+        actors: that are placed.
+        start: makes an actor run as its rank; `joins` for one that joins a running training. What it then yields is
+            listened to.
+        spare: in place of those that are lost.
+        logs: the folder of their logs; None if Ray shows what they print.
+    """
 
-    def begin(self, start: Callable[[Any, int], Any]) -> None:
-        """Start all; what a rank then yields is listened to."""
-        for rank, actor in enumerate(self._actors):
+    def __init__(self, actors: Sequence[Any], start: Callable[..., Any], spare: Spare, logs: Path | None) -> None:
+        super().__init__(range(len(actors)), quiet=logs is None, replacing=Replacing(spare.most))
+        self._run, self._spare, self._logs = start, spare, logs
+        for rank, actor in enumerate(actors):
             process = RankActor(actor, gently=self._logs is not None)
-            heard = start(actor, rank)
             self._processes.append(process)
-            self._readers.append(threading.Thread(target=self._listen, args=(rank, process, heard), daemon=True))
-            self._readers[-1].start()
+            self._thread(self._listen, rank, process, start(actor, rank))
 
-    def _listen(self, rank: int, process: RankActor, heard: Any) -> None:
+    def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._readers.append(threading.Thread(target=target, args=arguments, daemon=True))
+        self._readers[-1].start()
+
+    def _start(self, rank: int, joins: bool = False) -> RankActor:
+        process = RankActor(self._spare.make(rank), gently=self._logs is not None)
+        process.placed = False
+        self._thread(self._join, rank, process)
+        return process
+
+    def _join(self, rank: int, process: RankActor) -> None:
+        """When Ray has found room for it. The others may be through before that, and then nobody needs it."""
+        import ray
+
+        self._reasons.pop(rank, None)
+        where = process.actor.where.remote()
+        while not ray.wait([where], timeout=LOOK_SECONDS)[0]:
+            if all(other.poll() is not None or not other.placed for other in self._actors_now):
+                self._reasons[rank] = "Ray had no room for another actor"
+                process.kill()
+                return
+        process.placed = True
+        try:
+            heard = self._run(process.actor, rank, joins=True)
+        except PacelineError as error:
+            self._reasons[rank] = str(error).splitlines()[0]
+            process.kill()
+            return
+        self._listen(rank, process, heard, joins=True)
+
+    @property
+    def _actors_now(self) -> list[RankActor]:
+        return [process for process in self._processes if isinstance(process, RankActor)]
+
+    def _listen(self, rank: int, process: RankActor, heard: Any, joins: bool = False) -> None:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
         code = -signal.SIGKILL  # of an actor that ends without a word
-        log = None if self._logs is None else (self._logs / f"rank-{rank:04d}.log").open("w")
+        log = None if self._logs is None else (self._logs / f"rank-{rank:04d}.log").open("a" if joins else "w")
         try:
             for reference in heard:
                 told = ray.get(reference)
@@ -146,38 +197,42 @@ class Team:
         control: the control plane.
         card: what a rank needs to find its run.
         seconds: within which all must have been started.
+        spare: in place of those that are lost.
     """
 
     def __init__(
-        self, actors: Sequence[Any], servers: int, control: Control, card: dict[str, str], seconds: float
+        self, actors: Sequence[Any], servers: int, control: Control, card: dict[str, str], seconds: float, spare: Spare
     ) -> None:
         self.folder, self.control = Path(card["folder"]), control
-        self._actors, self._origin = actors, float(card["origin"])
+        self._actors, self._origin, self._seconds, self._spare = actors, float(card["origin"]), seconds, spare
         asked = [actor.where.remote() for actor in actors]
-        spots = [answer(each, f"Rank {rank}", seconds) for rank, each in enumerate(asked)]
-        shared = {**environment_of(card), **environment_of_servers(servers), "WORLD_SIZE": str(len(actors))}
-        self._environments = [shared | own for own in environments(spots)]
-        self.where = {rank: f"{spot.host} ({spot.address})" for rank, spot in enumerate(spots)}
+        self._spots = [answer(each, f"Rank {rank}", seconds) for rank, each in enumerate(asked)]
+        self._shared = {**environment_of(card), **environment_of_servers(servers), "WORLD_SIZE": str(len(actors))}
+        self.where = {rank: spot.for_people for rank, spot in enumerate(self._spots)}
 
     def run_script(self, command: list[str]) -> Launch:
         """Run a script with its arguments on every rank."""
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
-        return self._watched(Actors(self._actors, logs), command, os.getcwd())
+        return self._watched(logs, command, os.getcwd())
 
     def run_function(self, call: Callable[[], object]) -> Launch:
         """Run a function on every rank."""
         import ray
 
-        return self._watched(Actors(self._actors, None), ray.put(call), self.control.actor)
+        return self._watched(None, ray.put(call), self.control.actor)
 
-    def _watched(self, actors: Actors, *arguments: Any) -> Launch:
-        def start(actor: Any, rank: int) -> Any:
+    def _watched(self, logs: Path | None, *arguments: Any) -> Launch:
+        def start(actor: Any, rank: int, joins: bool = False) -> Any:
+            if joins:
+                self._spots[rank] = answer(actor.where.remote(), f"Rank {rank}", self._seconds)
+                self.where[rank] = self._spots[rank].for_people
+            environment = self._shared | environments(self._spots)[rank] | ({JOINS: "1"} if joins else {})
             run = actor.run.options(num_returns="streaming")
-            return run.remote(*arguments, self._environments[rank], max(0.0, time.time() - self._origin))
+            return run.remote(*arguments, environment, max(0.0, time.time() - self._origin))
 
+        actors = Actors(self._actors, start, self._spare, logs)
         try:
-            actors.begin(start)
             return actors.watch(self.control)
         finally:
             actors.end_all()
