@@ -79,6 +79,7 @@ OPTIONS = {
         "--engine",
         "--heartbeat-timeout",
         "--interface",
+        "--join",
         "--join-timeout",
         "--master",
         "--name",

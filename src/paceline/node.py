@@ -142,7 +142,8 @@ class Node(ABC):
 
     rank: int
     world_size: int
-    """All ranks of the run. Those that serve are the last of them."""
+    """With how many ranks the run began. Those that serve are the last of them. Those that have joined since have
+    higher numbers, and places of their own in what a round tells of each rank."""
     servers: int = 0
     """Ranks that hold parameters and compute no gradient."""
     micro_batch: int
@@ -160,13 +161,13 @@ class Node(ABC):
 
     @property
     def workers(self) -> int:
-        """Ranks that compute gradients: the first so many."""
+        """Ranks that compute gradients, of those with which the run began: the first so many."""
         return self.world_size - self.servers
 
     @property
     def serves(self) -> bool:
         """Whether this rank is a server."""
-        return self.rank >= self.workers
+        return self.workers <= self.rank < self.world_size
 
     # ---- learning
 

@@ -73,7 +73,7 @@ class Losses:
         speeds: of the workers.
         crashes: at most all but one of them.
         leaves: who is told to leave, and when.
-        joins: newcomers for the places of those who are gone.
+        joins: newcomers for the places of those who are gone, and further ones.
         seed: of everything that is left to chance.
         epochs: over the samples of a `Trial`.
         latency: of the network, seconds.
@@ -119,7 +119,8 @@ def check_losses(strategy: Strategy, losses: Losses) -> None:
     assert not books.errors, books.errors
     first = parameters[losses.living[0]]
     came_back = [rank for rank in range(len(parameters)) if starts(events, rank) > 1 and not gone_again(events, rank)]
-    for rank in [*losses.living, *came_back]:
+    came = [rank for rank in losses.living if starts(events, rank)]  # a further one may come too late
+    for rank in [*came, *came_back]:
         assert torch.equal(parameters[rank], first), f"rank {rank} ends with other bits than rank {losses.living[0]}"
     assert bool(first.isfinite().all())
     assert all(trial.used[index] >= losses.epochs for index in range(SAMPLES)), "some samples were never computed"
@@ -159,7 +160,7 @@ def moments(strategy: Strategy, losses: Losses) -> list[float]:
 
 
 def drawn(seed: int) -> tuple[str, Losses]:
-    """A strategy, a cluster and crashes, by chance."""
+    """A strategy, a cluster, who crashes, who is told to leave and who joins, by chance."""
     draw = random.Random(f"losses {seed}")
     workers = draw.randint(2, 6)
     dead = draw.sample(range(workers), draw.randint(1, workers - 1))
@@ -170,9 +171,14 @@ def drawn(seed: int) -> tuple[str, Losses]:
     told = {rank for rank in dead if draw.random() < 0.3}
     crashes = tuple(Crash(at=at, rank=rank) for rank, at in times.items() if rank not in told)
     leaves = tuple(Leave(at=at, rank=rank) for rank, at in times.items() if rank in told)
-    return draw.choice(SURVIVORS), Losses(
-        speeds, crashes, leaves, seed, epochs=draw.randint(1, 2), latency=draw.choice([0.0, 0.002, 0.03])
-    )
+    text, epochs, latency = draw.choice(SURVIVORS), draw.randint(1, 2), draw.choice([0.0, 0.002, 0.03])
+    joins: tuple[Join, ...] = ()
+    if create(text).takes_newcomers:
+        back = [rank for rank in times if draw.random() < 0.4]
+        joins = tuple(Join(at=times[rank] + draw.uniform(0, SECONDS / 3), rank=rank) for rank in back)
+    if create(text).grows and draw.random() < 0.3:
+        speeds, joins = (*speeds, 0.5), (*joins, Join(at=draw.uniform(0, SECONDS), rank=workers))
+    return text, Losses(speeds, crashes, leaves, seed, epochs, latency, joins)
 
 
 def check_seed(seed: int) -> None:

@@ -16,11 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.control.client import ControlClient
 from paceline.control.service import ControlService
 from paceline.launch.roles import SERVERS
 from paceline.launch.surroundings import JOINS, card_of, environment_of, new_run
@@ -28,6 +30,7 @@ from paceline.record import Event, read_events
 from paceline.strategies import create
 
 HERE = Path(__file__).parent
+IMPORT_SECONDS = 280.0  # of torch, on a machine that has much else to do
 LONGEST_SECONDS = 90.0  # a guard against a hang; the runs take well under a second
 
 
@@ -61,7 +64,7 @@ class Zygote:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         self._codes: dict[int, int] = {}
         self._buffer = b""
-        assert "ready" in self._answer(LONGEST_SECONDS)
+        assert "ready" in self._answer(IMPORT_SECONDS)
 
     def start(self, order: dict[str, Any]) -> int:
         self._order(order)
@@ -123,6 +126,7 @@ def ranks(zygote: Zygote, tmp_path: Path) -> Ranks:
         servers: int | None = None,
         replaced: int = 0,
         timeouts: dict[str, float] | None = None,
+        further: int = 0,
         **options: Any,
     ) -> Outcome:
         if options.get("strategy") == "non-blocking":  # what is given up goes to a loop twice: see test_giving_up
@@ -132,10 +136,13 @@ def ranks(zygote: Zygote, tmp_path: Path) -> Ranks:
         with ControlService(nproc, secret, join_timeout=60.0, **timeouts or {}) as service:
             shared = environment_of(card_of(service.address, folder, secret)) | {"WORLD_SIZE": str(nproc)}
             shared[SERVERS] = str(servers if servers is not None else servers_of(options.get("strategy")))
+            options |= {"further": further} if further else {}
             order = {"scenario": scenario, "options": options, "replaced": replaced}
-            outcome = watch(zygote, service, folder, shared, order, nproc)
+            with ControlClient(service.address, secret, nproc) as launcher:
+                enlist = partial(launcher.enlist, further) if further else None
+                outcome = watch(zygote, service, folder, shared, order, nproc, enlist)
         if not fails:
-            assert outcome.codes == [0] * nproc, "\n".join(outcome.outputs)
+            assert outcome.codes == [0] * (nproc + further), "\n".join(outcome.outputs)
         return outcome
 
     return run
@@ -146,14 +153,21 @@ def servers_of(strategy: str | None) -> int:
 
 
 def watch(
-    zygote: Zygote, service: ControlService, folder: Path, shared: dict[str, str], order: dict[str, Any], nproc: int
+    zygote: Zygote,
+    service: ControlService,
+    folder: Path,
+    shared: dict[str, str],
+    order: dict[str, Any],
+    nproc: int,
+    enlist: Callable[[], list[int]] | None,
 ) -> Outcome:
-    outputs = [folder / f"output-{rank}" for rank in range(nproc)]
-    facts = [folder / f"facts-{rank}" for rank in range(nproc)]
     pids: list[int] = []
+    outputs, facts = list[Path](), list[Path]()
     replaced = order.pop("replaced")
 
     def start(rank: int, **more: str) -> int:
+        outputs[rank:] = outputs[rank:] or [folder / f"output-{rank}"]
+        facts[rank:] = facts[rank:] or [folder / f"facts-{rank}"]
         environment = shared | {"RANK": str(rank)} | more
         return zygote.start(
             order | {"environment": environment, "output": str(outputs[rank]), "facts": str(facts[rank])}
@@ -164,7 +178,10 @@ def watch(
             pids.append(start(rank))
         told: set[int] = set()
         deadline = time.monotonic() + LONGEST_SECONDS
-        while len(told) < nproc and time.monotonic() < deadline:
+        while len(told) < len(pids) and time.monotonic() < deadline:
+            if enlist is not None and service.status()["survives"]:  # all have come
+                pids += [start(rank, **{JOINS: "1"}) for rank in enlist()]
+                enlist = None
             for rank, pid in enumerate(pids):
                 code = zygote.code(pid)
                 if code is not None and rank not in told:
@@ -182,7 +199,7 @@ def watch(
         for pid in pids:
             zygote.kill(pid)
     said = [path.read_text() for path in outputs]
-    assert len(told) == nproc, f"ranks {sorted(set(range(nproc)) - told)} hang\n" + "\n".join(said)
+    assert len(told) == len(pids), f"ranks {sorted(set(range(len(pids))) - told)} hang\n" + "\n".join(said)
     codes = [zygote.code(pid) for pid in pids]
     found = [json.loads(path.read_text()) if path.exists() else {} for path in facts]
     return Outcome(folder, [code if code is not None else -9 for code in codes], found, said, state["ledger"])

@@ -289,10 +289,14 @@ def kill_once(run: Any, rank: int, moment: str) -> None:
 
 
 def train_with_newcomers(
-    strategy: str, victims: list[int], epochs: int = 20, killed: tuple[int, str] | None = None
+    strategy: str,
+    victims: list[int],
+    epochs: int = 20,
+    killed: tuple[int, str] | None = None,
+    further: int = 0,
 ) -> Facts:
     """Some ranks kill themselves in their fifth micro-batch; who takes their place stays to the end, or is killed once
-    more in the middle of joining."""
+    more in the middle of joining. So many `further` ones come."""
     from scenarios import OPTIMIZERS, Diary, Points, linear, squared_error  # only the zygote can find them
 
     model = linear()
@@ -308,7 +312,9 @@ def train_with_newcomers(
             diary.given(loader, indices)
             driven.zero_grad()
             squared_error(model, x, y).backward()
-            time.sleep(0.1 if run.surroundings.control.lost else 0.004)  # the run must not be over before one comes
+            control = run.surroundings.control
+            missing = control.lost or len(control.roster) < run.world_size + further
+            time.sleep(0.1 if missing else 0.004)  # the run must not be over before one comes
             if number == 4 and run.rank in victims and not run.surroundings.joins:
                 os.kill(os.getpid(), signal.SIGKILL)
             driven.step()

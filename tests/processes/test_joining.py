@@ -57,6 +57,13 @@ def test_a_newcomer_takes_the_place_of_a_lost_rank(ranks: Ranks, strategy: str) 
     check(outcome, [1], own_momenta=strategy.startswith(REPLICAS))
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_further_rank_takes_part(ranks: Ranks, strategy: str) -> None:
+    """More than the run began with."""
+    outcome = ranks("train_with_newcomers", 2, strategy=strategy, victims=[], further=1)
+    check(outcome, [2], own_momenta=strategy.startswith(REPLICAS))
+
+
 def test_rank_0_and_another_are_replaced(ranks: Ranks) -> None:
     check(ranks("train_with_newcomers", 3, replaced=2, strategy="abs-sgd", victims=[0, 2]), [0, 2])
 

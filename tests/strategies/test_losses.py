@@ -74,6 +74,25 @@ def test_a_newcomer_takes_the_place_of_a_crashed_rank(text: str) -> None:
     assert came
 
 
+@pytest.mark.parametrize("text", [text for text in SURVIVORS if create(text).grows])
+def test_a_further_rank_takes_part(text: str) -> None:
+    """More than the run began with, from a round on and with the same bits; it may also be lost again."""
+    strategy, speeds = create(text), (1.0, 0.7, 0.25)
+    for turn, at in enumerate((0.1, 0.2)):
+        crashes = (Crash(at=at + 0.2, rank=2),) if turn == 1 else ()
+        losses = Losses(speeds, crashes, seed=turn, epochs=2, joins=(Join(at=at, rank=2),))
+        check_losses(strategy, losses)
+        _, events, parameters = play(strategy, losses)
+        assert starts(events, 2) == 1 and {event["rank"] for event in events if event["t"] < at} == {0, 1}
+        assert any(event["kind"] == "compute" and event["rank"] == 2 for event in events)
+        assert crashes or all(each.equal(parameters[0]) for each in parameters)
+
+
+def test_a_strategy_on_a_graph_takes_no_further_rank() -> None:
+    with pytest.raises(PacelineError, match="cannot take a newcomer"):
+        play(create("d-psgd"), Losses(joins=(Join(at=0.1, rank=2),)))
+
+
 def test_a_newcomer_may_crash_and_another_may_come() -> None:
     faults = {"crashes": (Crash(at=0.3, rank=1), Crash(at=0.8, rank=1)), "joins": (Join(at=0.4, rank=1),) * 2}
     for seed in range(3):
@@ -83,7 +102,7 @@ def test_a_newcomer_may_crash_and_another_may_come() -> None:
 @pytest.mark.parametrize("text", ["ad-psgd", "d-psgd"])
 def test_a_strategy_that_takes_no_newcomers_says_so(text: str) -> None:
     with pytest.raises(PacelineError, match=f"The strategy {text} cannot take a newcomer into a running training yet"):
-        play(create(text), Losses(joins=(Join(at=0.1, rank=1),)))
+        play(create(text), Losses(crashes=(Crash(at=0.1, rank=1),), joins=(Join(at=0.1, rank=1),)))
 
 
 class Frail(AllReduce):

@@ -29,6 +29,11 @@ class Books:
         self._dropped_alone = 0  # of those, the ones that were discarded
         self._dropped = 0  # by all ranks in steps alone, until the last round of all
 
+    def make_room(self, seats: int) -> None:
+        """So many ranks may take part from now on."""
+        more = [0] * (seats - len(self._common))
+        self.progress, self._common = self.progress + more, self._common + more
+
     def discard(self, samples: int) -> None:
         """Computed and not used: this rank's next contribution settles them."""
         self._discarded += samples

@@ -62,8 +62,8 @@ class Collectives:
         self, peers: Peers, rank: int, world_size: int, device: torch.device, host: str, joins: bool = False
     ) -> None:
         self.rank, self.device = rank, device
-        self._peers, self._host, self._slots = peers, host, range(world_size)
-        self.ranks: Sequence[int] = list(self._slots)
+        self._peers, self._host, self._began_with = peers, host, world_size
+        self.ranks: Sequence[int] = list(range(world_size))
         self.generation = peers.membership().generation
         self.on_mended: Callable[[int], None] = lambda generation: None
         """Called with the generation when those who are left have agreed."""
@@ -151,7 +151,7 @@ class Collectives:
 
     def _is_broken(self, failed: bool) -> bool:
         """Who has left is missed only if something failed: the last collective may be over here a little later."""
-        generation, lost, left = self._peers.membership()
+        generation, lost, left, _ = self._peers.membership()
         missed = lost | left if failed else lost
         return generation != self.generation and not missed.isdisjoint(self.ranks)
 
@@ -177,8 +177,8 @@ class Collectives:
             for lane in lanes:
                 stack.enter_context(lane.lock)
             while True:
-                generation, lost, left = self._peers.membership()
-                here = [rank for rank in self._slots if rank not in lost | left]
+                generation, lost, left, seats = self._peers.membership()
+                here = [rank for rank in range(max(self._began_with, seats)) if rank not in lost | left]
                 try:
                     self._agree(generation, here, lanes)
                     break

@@ -108,6 +108,12 @@ class FlatSum:
                     view.add_(part, alpha=other.count)
         return self
 
+    def copied_to(self, other: FlatSum) -> FlatSum:
+        """The same sums in other memory, with another trailer."""
+        other.sums.copy_(self.sums)
+        other.weight = self.weight
+        return other
+
     def leave_out(self) -> None:
         """There is nothing, or nothing finite, to bring."""
         self.whole.zero_()

@@ -15,7 +15,7 @@ from paceline.backends.books import Books
 from paceline.backends.device import Device
 from paceline.backends.driver import DrivenNode
 from paceline.backends.replica import Replica
-from paceline.backends.rounds import RoundNews, RoundTotal
+from paceline.backends.rounds import RoundNews, RoundTotal, extra_numbers
 from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
 from paceline.node import GIVEN_UP, Gradient
@@ -72,7 +72,8 @@ class LearningNode(DrivenNode):
         self.state: dict[str, Any] = {}
         self.answers_for: set[int] = set()
         self.replica, self._control, self._recorder, self._now = replica, control, recorder, now
-        self.rounds = 0
+        self.rounds, self.seats = 0, self.world_size
+        """Own rounds; and below which number ranks are: more than the run began with, if others have joined."""
         self.books = Books(self.rank, self.world_size, self.serves)
         self.samples_computed = self._epoch = 0
         self.out_of_data = self.serves
@@ -358,9 +359,17 @@ class LearningNode(DrivenNode):
         noise = self.replica.noise
         return {"last_round": self.last_round, "books": self.books.state(), "noise": noise.state()}
 
+    def make_room(self, seats: int) -> None:
+        """Ranks below this number may take part from now on."""
+        if seats > self.seats:
+            self.seats = seats
+            self.books.make_room(seats)
+            self.replica.make_room(extra_numbers(seats))
+
     def take_over(self, course: dict[str, Any]) -> None:
         self.last_round = course["last_round"]
         self.books.restore(course["books"])
+        self.make_room(len(self.books.progress))
         self.replica.noise.restore(course["noise"])
         self._stable = list(self.books.progress)
 

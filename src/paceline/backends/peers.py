@@ -13,11 +13,12 @@ from paceline.control.store import ControlStore
 
 
 class Present(NamedTuple):
-    """The membership: its generation, and who is gone."""
+    """The membership: its generation, who is gone, and below which number ranks are; 0 for those of the beginning."""
 
     generation: int
     lost: frozenset[int]
     left: frozenset[int]
+    seats: int = 0
 
 
 class Peers(Protocol):

@@ -110,7 +110,7 @@ class ProcessNode(LearningNode):
                 self.has_no_more_of_the_lost()
             own = Gradient(self.replica.share(share), share.models)
             lost = self.books.settled_since(self.answers_for & self._control.lost.keys())
-            told = settled_by_others(extra, self.world_size, lost)
+            told = settled_by_others(extra, self.seats, lost)
             contribution, _ = self.replica.contribution(own, self._works, told)
             assert isinstance(contribution, FlatSum)
             contribution.held = True
@@ -174,7 +174,7 @@ class ProcessNode(LearningNode):
         round_number = self.rounds_started
         self.rounds_started += 1
         settled, alone, dropped = self.books.contribute(sum(map(len, samples)), of_models)
-        extra = extra_of(self.rank, self.world_size, (settled, dropped, note))
+        extra = extra_of(self.rank, self.seats, (settled, dropped, note))
         extra[:FLAGS] = map(float, (self.save_wanted, self.scheduler_called, bool(self._control.joining)))
         self.save_wanted = self.scheduler_called = False
         return round_number, extra, alone
@@ -188,7 +188,7 @@ class ProcessNode(LearningNode):
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
         self.suspended()
-        row = torch.zeros(2, self.world_size, dtype=torch.float64, device=self._collectives.device)
+        row = torch.zeros(2, self.seats, dtype=torch.float64, device=self._collectives.device)
         row[:, self.rank] = torch.tensor([value, 1.0])  # who is lost has said nothing: its number is none
         kept = row.clone()
 

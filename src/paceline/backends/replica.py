@@ -128,6 +128,8 @@ class Replica:
             part.leave_out()
         else:
             part = values.flat() if isinstance(values, FreshGradient) else values
+            if isinstance(part, FlatSum) and len(part.trailer) != TRAILER + self._extra:
+                part = part.copied_to(self.buffer())  # it was begun before more ranks came
         norm = 0.0 if values is None else part.norm
         sound = math.isfinite(norm)
         if not sound:
@@ -141,15 +143,15 @@ class Replica:
             part.round(self._rounding)
         return part, sound
 
+    def make_room(self, extra: int) -> None:
+        """From now on so many numbers are added to each contribution: there are more ranks."""
+        self._extra = extra
+        self._free.clear()
+
     def send_as(self, code: str) -> None:
         """From now on contributions of gradients travel rounded; see `rules.rounding`."""
         like = torch.empty(self.size, dtype=self._sum_dtype, device=self.parameters.device)
         self._rounding = None if code == "none" else Rounded(like, code)
-
-    @property
-    def code(self) -> str:
-        """In which they travel."""
-        return "none" if self._rounding is None else self._rounding.code
 
     def total(self, reduced: FlatSum | Movement) -> tuple[Gradient, bool, list[float]]:
         """A reduced contribution as a gradient over all ranks' samples, whether a rank has data left, and the sums of
@@ -351,7 +353,7 @@ class Replica:
         """This rank has no more use for the memory. If another may need what is in it, it stays as it is."""
         if flat is not None:
             flat.given_back = True
-            if not flat.held:
+            if not flat.held and len(flat.trailer) == TRAILER + self._extra:
                 self._free.append(flat)
 
     def _measure(self, flat: FlatSum, count: int) -> float:

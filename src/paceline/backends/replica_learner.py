@@ -39,7 +39,7 @@ class ReplicaLearner:
     def __init__(self, replica: Replica, backward: BackwardPass, *, samples: int, rank: int, seed: int = 0) -> None:
         self.replica, self._backward = replica, backward
         self._samples, self._seed, self.epoch = samples, seed, 0
-        self._modes = _modes()
+        self._modes, self._code = _modes(), "none"
         start = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
         self._random = torch.Generator().manual_seed(start).get_state()
 
@@ -79,7 +79,7 @@ class ReplicaLearner:
     def take_over(self, other: ReplicaLearner) -> None:
         """The random numbers stay its own; and nothing was rounded off its gradients yet."""
         mine, theirs = self.replica, other.replica
-        mine.send_as(theirs.code)
+        mine.send_as(self._code)
         mine.return_from_looking_ahead()
         mine.model.load_state_dict({**theirs.model.state_dict(), **theirs.committed})
         mine.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
@@ -160,6 +160,7 @@ class ReplicaLearner:
         return ", ".join(mode for mode, before in self._modes.items() if now[mode] != before)
 
     def sending_as(self, code: str) -> ReplicaLearner:
+        self._code = code
         self.replica.send_as(code)
         return self
 

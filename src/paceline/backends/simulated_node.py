@@ -140,7 +140,7 @@ class SimulatedNode(Node):
         run: Theatre,
     ) -> None:
         self.rank, self.learner, self._run = rank, learner, run
-        self.world_size, self.servers = cluster.ranks, cluster.servers
+        self.world_size, self.servers = cluster.begins_with, cluster.servers
         self.state: dict[str, Any] = {}
         self.answers_for: set[int] = set()
         durations = iter(()) if self.serves else cluster.durations(rank, self._round)

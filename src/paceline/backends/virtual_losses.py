@@ -46,11 +46,18 @@ class Losses:
         """Whether lost ranks may have left samples that nobody has used."""
         return self._any and self._source.has_more
 
+    def expect(self, node: SimulatedNode) -> None:
+        """A further rank: until it joins it is as one that is gone."""
+        node.ended = True
+        self._unheard[node.rank] = set()
+
     def wait_to_join(self, rank: int) -> None:
         """A newcomer comes for the place of a rank; if that is not gone, or nobody is here, it goes again."""
         name = self._strategy.name
         if not self._strategy.takes_newcomers:
             raise PacelineError(f"The strategy {name} cannot take a newcomer into a running training yet.")
+        if rank >= self._run.nodes[0].world_size and not self._strategy.grows:
+            raise PacelineError(f"The strategy {name} cannot take more ranks than the run began with.")
         if rank in self._unheard and not all(node.ended for node in self._run.nodes):
             self.joining.add(rank)
 

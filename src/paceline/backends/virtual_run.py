@@ -66,6 +66,8 @@ class VirtualRun(Theatre):
         for node in self.nodes:
             node.post = post
         self._losses = Losses(self, strategy, source)
+        for node in self.nodes[cluster.begins_with :]:
+            self._losses.expect(node)
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
         self._news = self._let_in = False

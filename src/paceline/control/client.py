@@ -93,10 +93,17 @@ class ControlClient:
     # ---- membership
 
     @property
-    def membership(self) -> tuple[int, frozenset[int], frozenset[int]]:
-        """Its generation, and the ranks that are lost and that have left, as of one moment."""
+    def membership(self) -> tuple[int, frozenset[int], frozenset[int], int]:
+        """Its generation, the ranks that are lost and that have left, and how many numbers of ranks there are, as of
+        one moment."""
         with self._lock:
-            return self.generation, frozenset(self.lost), frozenset(self.left)
+            return self.generation, frozenset(self.lost), frozenset(self.left), len(self.roster)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is no newcomer that still waits."""
+        with self._lock:
+            return self.rank < len(self.roster) and self.rank not in self.lost
 
     @property
     def local_host(self) -> str:
@@ -124,6 +131,11 @@ class ControlClient:
         part. Whoever asks for the same gets the same answer."""
         answer = self._ask("admit", {"number": number}).metadata
         return answer["ranks"], answer["generation"]
+
+    def enlist(self, count: int) -> list[int]:
+        """For a launcher: numbers of further ranks, which it will start and let join."""
+        ranks: list[int] = self._ask("enlist", {"count": count}).metadata["ranks"]
+        return ranks
 
     def held(self) -> int:
         """Samples that this rank has leased, and that are neither given back nor known to be used."""

@@ -21,7 +21,7 @@ from paceline.control.wire import Frame
 from paceline.errors import PacelineError
 
 JOURNALLED = frozenset(
-    {"hello", "open_ledger", "lease", "progress", "discard", "give_back", "signal", "leave", "admit"}
+    {"hello", "open_ledger", "lease", "progress", "discard", "give_back", "signal", "leave", "admit", "enlist"}
     | {"store_set", "store_add", "store_delete"}
 )
 """What changes the state. Heartbeats and questions do not; a `snapshot` settles what `progress` tells, too; and that a

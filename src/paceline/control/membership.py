@@ -15,6 +15,8 @@ from paceline.errors import PacelineError
 Description = dict[str, Any]
 ON_NOTICE = "it left on notice"
 """Why a rank is gone that was told to leave: it has handed in its work, and holds nothing any more."""
+NEVER_CAME = "it never came"
+"""Why a rank is not there that was given a number, while one with a higher number takes part."""
 
 
 class DifferentRunError(PacelineError):
@@ -35,6 +37,8 @@ class Membership:
 
     def __init__(self, world_size: int, heartbeat_timeout: float) -> None:
         self.world_size, self.heartbeat_timeout = world_size, heartbeat_timeout
+        self.seats = self.numbers = world_size
+        """Ranks are below this number; and those that further ones, who do not take part yet, were given."""
         self.generation = 0
         self.begun = False
         self.present: dict[int, Member] = {}
@@ -49,9 +53,9 @@ class Membership:
 
     def arrive(self, rank: int, description: Description, mailbox: tuple[str, int] | None, now: float) -> None:
         """A rank is here. Raises when it cannot be, or does not fit the others."""
-        if not 0 <= rank < self.world_size:
+        if not 0 <= rank < self.numbers:
             raise PacelineError(
-                f"Rank {rank} does not exist in a run of {self.world_size}: ranks go from 0 to {self.world_size - 1}.",
+                f"Rank {rank} does not exist in a run of {self.numbers}: ranks go from 0 to {self.numbers - 1}.",
                 remedy="Start as many processes as the run was given.",
             )
         if rank in self.present:
@@ -71,7 +75,7 @@ class Membership:
         self.begun = self.begun or len(self.present) == self.world_size
 
     def _wait_to_join(self, rank: int) -> None:
-        if not self.taking_part or rank not in self.lost:
+        if not self.taking_part or (rank < self.seats and rank not in self.lost):
             raise PacelineError(f"Rank {rank} cannot join the run any more: it is over.")
         if not self.description.get("admits"):
             raise PacelineError(
@@ -80,10 +84,26 @@ class Membership:
             )
         self.joining.add(rank)
 
+    def enlist(self, count: int) -> list[int]:
+        """Numbers for so many further ranks, which may join from now on."""
+        if not self.begun or not self.taking_part:
+            raise PacelineError("The run has not begun yet, or is over.", remedy="Join it while it trains.")
+        if not self.description.get("grows"):
+            raise PacelineError(
+                f"The strategy {self.description.get('strategy')} cannot take more ranks than the run began with.",
+                remedy="Start the run again with as many as you have; with run.resume() it goes on from the last "
+                "checkpoint.",
+            )
+        first, self.numbers = self.numbers, self.numbers + count
+        return list(range(first, self.numbers))
+
     def admit(self) -> None:
         """Whoever waits takes part from now on, in a new generation."""
         self.generation, self.admissions = self.generation + 1, self.admissions + 1
         self.admitted = (sorted(self.joining), self.generation)
+        further = range(self.seats, max(self.joining, default=-1) + 1)
+        self.lost |= dict.fromkeys(further, NEVER_CAME)
+        self.seats += len(further)
         for rank in self.joining:
             del self.lost[rank]
         self.joining.clear()
@@ -101,12 +121,12 @@ class Membership:
     @property
     def missing(self) -> list[int]:
         """Ranks that have not arrived yet, or are gone."""
-        return [rank for rank in range(self.world_size) if rank not in self.present]
+        return [rank for rank in range(self.seats) if rank not in self.present]
 
     @property
     def roster(self) -> list[tuple[str, int] | None]:
         """Where each rank receives messages; None for one that is not here, or receives none."""
-        members = (self.present.get(rank) for rank in range(self.world_size))
+        members = (self.present.get(rank) for rank in range(self.seats))
         return [member.mailbox if member else None for member in members]
 
     def heard(self, rank: int, now: float) -> None:
@@ -123,7 +143,8 @@ class Membership:
         if rank in self.left or (self.lost.get(rank) == reason and rank not in self.joining):
             return False
         self._remove(rank)
-        self.lost[rank] = reason
+        if rank < self.seats:
+            self.lost[rank] = reason
         return True
 
     def leave(self, rank: int) -> None:
@@ -136,6 +157,7 @@ class Membership:
         return {
             "generation": self.generation,
             "begun": self.begun,
+            "seats": [self.seats, self.numbers],
             "present": [[rank, member.mailbox] for rank, member in self.present.items()],
             "lost": [[rank, reason] for rank, reason in self.lost.items()],
             "left": sorted(self.left),
@@ -147,6 +169,7 @@ class Membership:
     def restore(self, state: dict[str, Any], now: float) -> None:
         """The inverse of `state`; who was here has until the time-out, from now, to give a sign of life."""
         self.generation, self.begun = state["generation"], state["begun"]
+        self.seats, self.numbers = state["seats"]
         self.lost, self.left, self.joining = dict(state["lost"]), set(state["left"]), set(state["joining"])
         self.admissions, ranks, generation = state["admissions"]
         self.admitted = (ranks, generation)

@@ -122,6 +122,7 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     "heartbeat": {"metrics": mapping, "busy": seconds, "waits": seconds, "longest": seconds},
     "leave": {"error": text},
     "admit": {"number": natural},  # who waits to join takes part from now on; the how-manieth time that is
+    "enlist": {"count": portions},  # a launcher: numbers for further ranks, which will join
     "exited": {"rank": natural, "reason": text},  # a launcher: the rank's process has ended
     "return": {"rank": natural},  # after the service was started again
     "status": {},
@@ -134,6 +135,7 @@ SCHEMAS: dict[str, dict[str, Check]] = {
     # the service's answers; they carry the sequence number of the question
     "done": {},
     "left": {"last": flag},
+    "enlisted": {"ranks": RANKS},
     "admitted": {"ranks": RANKS, "generation": natural},
     "welcome": MEMBERSHIP,
     "leased": {"ranges": SPANS, "complete": flag},

@@ -31,6 +31,7 @@ from paceline.errors import PacelineError
 
 CONNECTION_CLOSED = "its connection was closed"
 DONE = Frame("done")
+MOST_AHEAD = 64  # rounds that a newcomer hears of; ranks are a few apart
 
 
 @dataclass(eq=False)
@@ -97,6 +98,7 @@ class ControlService:
             "heartbeat": self._heartbeat,
             "leave": self._leave,
             "admit": self._admit,
+            "enlist": lambda peer, frame: Frame("enlisted", {"ranks": self._members.enlist(**frame.metadata)}),
             "exited": lambda peer, frame: self._exited(**frame.metadata),
             "status": lambda *_: Frame("state", {"state": self._status()}),
             "store_set": self._store_set,
@@ -240,6 +242,8 @@ class ControlService:
         peer.rank = rank
         if begun:
             self._announce()  # before it is a peer itself: it gets the same in its welcome
+            for number in self._signals.rounds[-MOST_AHEAD:]:  # others may have ended a round that it will be in
+                self._send(peer, Frame("signalled", {"round": number}))
         self._peers[rank] = peer
         self._answer(self._waiting.news("arrivals"))
         return Later(self._welcome, self._join_timeout, self._nobody_came)

@@ -18,6 +18,7 @@ RESOURCES_HELP = (
 MASTER_HELP = "HOST:PORT of the first host, where all meet; the same on all."
 INTERFACE_HELP = "Network interface of this host, or its address. Default: the one that leads to --master."
 STUCK_HELP = "Seconds that a rank may at least be busy with its own code while others wait for it; 0: for ever."
+JOIN_HELP = "Join the run that trains in this folder, with --nproc further ranks; or a copy of its door.json."
 REPORT_HELP = "Write report.html into the run's folder at the end."
 SECRET_HELP = "Of the secret that hosts share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."
 
@@ -40,6 +41,7 @@ def run(
     master: Annotated[str | None, typer.Option(help=MASTER_HELP)] = None,
     interface: Annotated[str | None, typer.Option(help=INTERFACE_HELP)] = None,
     secret_file: Annotated[Path | None, typer.Option(help=SECRET_HELP)] = None,
+    join: Annotated[Path | None, typer.Option(help=JOIN_HELP)] = None,
     name: Annotated[str, typer.Option(help="The run's folder is OUT/NAME/TIME.")] = "run",
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
@@ -62,10 +64,17 @@ def run(
 ) -> None:
     """Run a training script on processes of this machine, of several or of Ray, and show what every worker does."""
     from paceline.launch.command import run_script
+    from paceline.launch.door import Door
     from paceline.launch.hosts import Hosts
     from paceline.ray.cluster import RayCluster
 
-    hosts = Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file)
+    if join is None:
+        hosts = Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file)
+        door = None
+    else:
+        given = {"--nnodes": nnodes > 1, "--node-rank": node_rank, "--master": master, "--secret-file": secret_file}
+        given |= {"--engine": engine != "local", "--port": port, "--servers": servers}
+        hosts, door = None, Door.of_options(join, interface, given)
     cluster = RayCluster.of_options(engine, address, resources, nproc=nproc, servers=servers, alone=hosts is None)
     code = run_script(
         [str(script), *context.args],
@@ -75,7 +84,7 @@ def run(
         replace=replace,
         restarts=restarts,
         report=report,
-        hosts=cluster or hosts,
+        hosts=door or cluster or hosts,
         port=port,
         join_timeout=join_timeout,
         heartbeat_timeout=heartbeat_timeout,

@@ -6,13 +6,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.launch.hosts import Hosts, Launcher
+from paceline.launch.door import Door, open_door
+from paceline.launch.hosts import FIRST, Hosts, Launcher
 from paceline.launch.last_words import last_error
 from paceline.launch.local import Launch, Place, ended_by_sigterm, place_alone, run_ranks
 from paceline.launch.roles import environment_of_servers
@@ -33,7 +34,7 @@ def run_script(
     replace: int = 0,
     restarts: int = 0,
     report: bool = False,
-    hosts: Hosts | RayCluster | None = None,
+    hosts: Hosts | RayCluster | Door | None = None,
     **launching: Any,
 ) -> int:
     """Run the script on every rank of this host; its exit code is the first failure's, or 0.
@@ -46,7 +47,8 @@ def run_script(
         replace: how often a rank that was lost is started again, to join the run.
         restarts: how often a run that has failed is started again.
         report: whether to write a report into the run's folder at the end, however it ends.
-        hosts: which of several hosts this is, or the Ray cluster to run on; None for one machine.
+        hosts: which of several hosts this is, the Ray cluster to run on, or the running training to join; None for one
+            machine.
         launching: port and time-outs; see `launch`.
     """
     if not Path(command[0]).is_file():
@@ -91,15 +93,21 @@ NextStart = Callable[[], AbstractContextManager[Start]]
 
 @contextmanager
 def _starts(
-    nproc: int, servers: int, folder: Path, hosts: Hosts | RayCluster | None, replace: int, launching: dict[str, Any]
+    nproc: int,
+    servers: int,
+    folder: Path,
+    hosts: Hosts | RayCluster | Door | None,
+    replace: int,
+    launching: dict[str, Any],
 ) -> Iterator[NextStart]:
-    """Where ranks are: on this machine alone, on several hosts, or where Ray places them."""
+    """Where ranks are: on this machine alone, on several hosts, where Ray places them, or with others that run."""
     if hosts is None:
 
         @contextmanager
         def alone() -> Iterator[Start]:
             environment = environment_of_servers(servers)
-            with place_alone(nproc + servers, new_run(folder), environment=environment, **launching) as place:
+            placed = place_alone(nproc + servers, new_run(folder), environment=environment, **launching)
+            with placed as place, open_door(place):
                 yield Start.of_processes(place, replace, {})
 
         yield alone
@@ -114,11 +122,21 @@ def _starts(
 
             yield in_ray
         return
+    if isinstance(hosts, Door):
+
+        @contextmanager
+        def among_others() -> Iterator[Start]:
+            place = hosts.place(nproc, folder)
+            print(f"Ranks {', '.join(map(str, place.ranks))} join the run in {place.folder}.", flush=True)
+            yield Start.of_processes(place, replace, {})
+
+        yield among_others
+        return
     with Launcher(hosts, nproc, servers, folder, **launching) as launcher:
 
         @contextmanager
         def among_hosts() -> Iterator[Start]:
-            with launcher.place() as (place, seat):
+            with launcher.place() as (place, seat), open_door(place) if hosts.node_rank == FIRST else nullcontext():
                 place_here = f"Node rank {hosts.node_rank} of {hosts.nnodes}"
                 print(f"{place_here}: ranks {', '.join(map(str, seat.ranks))} of {seat.world_size}.", flush=True)
                 yield Start.of_processes(

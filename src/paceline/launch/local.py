@@ -67,12 +67,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Place:
-    """The part of this host in a run: its ranks, of how many, and all that they need to find their run."""
+    """The part of this host in a run: its ranks, of how many, all that they need to find their run, and whether they
+    join it while it runs."""
 
     ranks: Sequence[int]
     world_size: int
     card: dict[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    joins: bool = False
 
     @property
     def folder(self) -> Path:
@@ -131,6 +133,7 @@ def run_ranks(command: Sequence[str], place: Place, quiet: bool = False, replace
         shared.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as torchrun assumes too
         children = Children(command, place.ranks, shared, logs, quiet, Replacing(replace))
         try:
+            children.start(place.joins)
             return children.watch(control)
         finally:
             children.end_all()
@@ -274,12 +277,11 @@ class Children(Ranks):
     ) -> None:
         super().__init__(ranks, quiet, replacing)
         self._command, self._shared, self._logs = command, shared, logs
-        try:
-            for rank in ranks:
-                self._processes.append(self._start(rank))
-        except BaseException:
-            self.end_all()
-            raise
+
+    def start(self, joins: bool) -> None:
+        """All of them; see `_start`."""
+        for rank in self._ranks:
+            self._processes.append(self._start(rank, joins))
 
     def _start(self, rank: int, joins: bool = False) -> subprocess.Popen[str]:
         own = {"RANK": str(rank), "LOCAL_RANK": str(self._ranks.index(rank)), **({JOINS: "1"} if joins else {})}

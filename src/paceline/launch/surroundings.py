@@ -33,7 +33,7 @@ class Surroundings:
     """What a rank knows before it knows its model.
 
     Args:
-        rank, world_size: this rank and how many there are; the ranks that serve are the last.
+        rank, world_size: this rank, and with how many the run began; of those the last serve.
         servers: how many serve.
         control: the rank's line to the control plane.
         address: host and port of the control plane.
@@ -64,7 +64,8 @@ class Surroundings:
         """Look at the environment that the launcher has left; what it says of servers counts more than `servers`.
         `check` protests at the numbers of workers and servers, before anybody is connected to."""
         rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        if not 0 <= rank < world_size:
+        joins = os.environ.get(JOINS) == "1"
+        if not 0 <= rank < world_size and not joins:  # a further rank has a higher number
             raise PacelineError(f"RANK={rank} and WORLD_SIZE={world_size} do not fit together.")
         servers = os.environ.get(SERVERS, servers)
         serving = serving_ranks(servers, world_size, _number("LOCAL_WORLD_SIZE", world_size))
@@ -77,16 +78,21 @@ class Surroundings:
         else:
             service, card = _under_torchrun(rank, world_size, folder, join_timeout)
         address, secret = address_on(card), bytes.fromhex(card["secret"])
-        rank = place(rank, world_size, serving)
+        rank = place(rank, world_size, serving) if rank < world_size else rank
         control = ControlClient(address, secret, rank, connect_seconds=join_timeout)
         folder, origin = Path(card["folder"]), float(card["origin"])
         run = (control, address, secret, folder, origin, join_timeout, service)
-        return cls(rank, world_size, len(serving), *run, joins=os.environ.get(JOINS) == "1")
+        return cls(rank, world_size, len(serving), *run, joins=joins)
 
     @property
     def workers(self) -> int:
         """Ranks that learn."""
         return self.world_size - self.servers
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a server; those that have joined since the beginning, with higher numbers, learn."""
+        return self.workers <= self.rank < self.world_size
 
     @property
     def loopback(self) -> bool:

@@ -64,3 +64,14 @@ def _change(rule: str, difference: float, beta: float, guard: float) -> float:
         return min(beta, guard) * difference
     step = min(RELEASED_STEP, guard * abs(difference))
     return step if difference > 0 else -step
+
+
+def make_room_(batches: list[float], ranks: int, full: int) -> None:
+    """Whoever has come since begins with full batches.
+
+    >>> batches = [8.0, 4.0]
+    >>> make_room_(batches, ranks=3, full=16)
+    >>> batches
+    [8.0, 4.0, 16.0]
+    """
+    batches += [float(full)] * (ranks - len(batches))

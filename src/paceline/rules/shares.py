@@ -54,13 +54,21 @@ def equal_shares(workers: int, each: int) -> tuple[int, ...]:
     return (each,) * workers
 
 
+def share_of(counts: tuple[int, ...], rank: int) -> int:
+    """Of one worker; one that has come since has none yet."""
+    return counts[rank] if rank < len(counts) else 0
+
+
 def among(counts: tuple[int, ...], ranks: Sequence[int]) -> tuple[int, ...]:
     """What the others had is shared out among these, in proportion to what they have; one that has nothing, a newcomer,
     counts like the mean of those who have. Where nobody says who is there, all are.
 
     >>> among((4, 4, 2, 1), (0, 2, 3)), among((3, 0, 3), (0, 2)), among((6, 0, 3), (0, 1, 2))
     ((6, 0, 3, 2), (3, 0, 3), (4, 3, 2))
+    >>> among((4, 2), (0, 1, 2))  # one more than there were
+    (3, 1, 2)
     """
+    counts += (0,) * (max(ranks, default=-1) + 1 - len(counts))
     having = [count for count in counts if count]
     if not ranks or (len(having) == len(ranks) and all(counts[rank] for rank in ranks)):
         return counts

@@ -67,7 +67,7 @@ def _refusal(strategy: Strategy, place: Surroundings) -> PacelineError | None:
     """Why the run could not go on without this rank; None if it can, or if there is nobody else."""
     others = [rank for rank in range(place.world_size) if rank != place.rank]
     lacks = strategy.lacks(others, place.workers, place.servers) if others else ""
-    if place.rank < place.workers and not lacks:
+    if not place.serves and not lacks:
         return None
     return PacelineError(
         f"Rank {place.rank} cannot leave the run.",

@@ -20,7 +20,7 @@ from paceline.backends.peers import ControlPeers
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
 from paceline.callbacks import Callback, JsonLines
-from paceline.control.membership import ON_NOTICE
+from paceline.control.membership import NEVER_CAME, ON_NOTICE
 from paceline.control.messages import to_ranges
 from paceline.control.service import CONNECTION_CLOSED
 from paceline.control.stock import LeaseStock
@@ -112,6 +112,7 @@ class Rank:
             "options": dataclasses.asdict(strategy),
             "survives": strategy.survives,
             "admits": strategy.takes_newcomers,
+            "grows": strategy.grows,
             "schedulers": schedulers,
             "parameters": replica.describe(),
             "data": {"samples": loader.samples, "micro_batch": loader.micro_batch, "seed": loader.seed},
@@ -145,10 +146,11 @@ class Rank:
             time.sleep(0.02)
         if self._unexplained:
             self._explain()
+        self._told |= {rank for rank, why in self._control.lost.items() if why == NEVER_CAME}
         if not self._control.lost.keys() - self._told:
             return
         node, lost = self.node, dict(self._control.lost)
-        alive = [rank for rank in range(node.world_size) if rank not in lost]
+        alive = [rank for rank in range(node.seats) if rank not in lost]
         lacks = self._strategy.lacks(alive, node.workers, node.servers) if node.rank in alive else "this rank itself"
         if node.servers and (lacks or not node.serves or node.meets):  # else when it has come to the news: see `Heard`
             node.has_no_more_of_the_lost()
@@ -179,7 +181,7 @@ class Rank:
             reason = self._control.lost.get(rank, "")
             if reason != CONNECTION_CLOSED or time.monotonic() > deadline:
                 del self._unexplained[rank]
-                first = next((each for each in range(self.node.world_size) if each not in self._control.lost), -1)
+                first = next((each for each in range(self.node.seats) if each not in self._control.lost), -1)
                 if self.node.rank == first:  # also while those who are left still agree on who is here
                     self.recorder.write("lost", rank, self.node.now(), reason=reason)
                     if reason == ON_NOTICE:
@@ -236,6 +238,7 @@ class Rank:
         newcomers, generation = self._control.admit(number)
         while self._control.generation < generation:
             self.check_peers(0.01)
+        self.node.make_room(len(self._control.roster))
         for newcomer in newcomers:
             self._told.discard(newcomer)
             self._unexplained.pop(newcomer, None)
@@ -257,16 +260,17 @@ class Rank:
         """A newcomer waits until the others let it in; the state of the run. Whoever of them is lost before that may be
         the one who was to give it, and then the others must not wait for this rank."""
         state = self._mailbox.receive()
-        while not state.wait(LOOK_SECONDS):
+        while not state.wait(LOOK_SECONDS) or not self._control.takes_part:
             self._control.check()
-            generation, lost, left = self._control.membership
-            over = len(lost | left) == self.node.world_size
-            if over or (self.node.rank not in lost and generation != self._control.admitted_in):
+            generation, lost, left, seats = self._control.membership
+            over = len(lost | left) == seats
+            if over or (self._control.takes_part and generation != self._control.admitted_in):
                 raise PacelineError(
                     f"Rank {self.node.rank} could not join the run.",
                     cause="It was over, or another rank was lost in the middle of it.",
                     remedy="Let it join again; `paceline run --replace` does so.",
                 )
+        self._mailbox.connect(self._control.roster)  # others may have come with this one
         return Checkpoint.from_bytes(bytes(state.result().tensors[0].numpy()))
 
     def may_go(self, first: int) -> bool:

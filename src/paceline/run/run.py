@@ -106,7 +106,7 @@ class Run:
     @property
     def serves(self) -> bool:
         """Whether this rank is a server: its loop gets no micro-batches."""
-        return self.rank >= self.surroundings.workers
+        return self.surroundings.serves
 
     @property
     def share_of_model(self) -> Share:

@@ -102,7 +102,7 @@ def average_buffers(node: ProcessNode) -> bool:
     """BatchNorm's running statistics, averaged over the ranks by the samples that each has seen; whether there are
     any."""
     buffers = [b for b in node.replica.model.buffers() if b.is_floating_point()]
-    if not buffers or node.world_size == 1:
+    if not buffers or node.seats == 1:
         return False
     seen = torch.tensor([float(node.samples_computed)], dtype=torch.float64, device=buffers[0].device)
     weighted = [buffer.detach().double().flatten() * seen for buffer in buffers]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from paceline.simulator.checks import WrongValueError, number, whole
-from paceline.simulator.faults import Fault, check_ranks
+from paceline.simulator.faults import Fault, check_ranks, further_ranks
 from paceline.simulator.jitter import Constant, Jitter, SlowRounds, Trace, read_trace
 from paceline.simulator.network import Network
 from paceline.simulator.topology import Topology
@@ -106,6 +107,13 @@ class Cluster:
             check_ranks(fault, self.ranks)
         if self.graph is not None:
             self.graph.check(self.workers)
+        further = further_ranks(self.faults)
+        if further and (further != [*range(self.begins_with, self.workers)] or self.servers or not self.begins_with):
+            raise WrongValueError(
+                "faults",
+                f"Rank {further[0]} joins before it was ever lost, so that the run begins without it.",
+                "Such ranks are the last of the devices, not all of them, and there are no servers.",
+            )
 
     @classmethod
     def from_speeds(
@@ -142,6 +150,11 @@ class Cluster:
     def ranks(self) -> int:
         """Workers and servers."""
         return self.workers + self.servers
+
+    @cached_property
+    def begins_with(self) -> int:
+        """Ranks that are there from the beginning; the others join, see `faults`."""
+        return self.ranks - len(further_ranks(self.faults))
 
     def mean_seconds(self, rank: int) -> float:
         """What a micro-batch takes this rank on average, alone and without faults."""

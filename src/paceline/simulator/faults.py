@@ -4,7 +4,8 @@
 |------------|-------------------------------------------------------------------------------------------------------|
 | crash      | the rank is gone: its coroutine is closed, its leases go out again                                    |
 | leave      | the rank is told to leave: it takes no more samples, and goes when its work is in rounds that count   |
-| join       | a newcomer takes the place of the rank, if it is lost, from a round on                                |
+| join       | a newcomer takes the place of the rank, if it is lost, from a round on; a rank that joins before it   |
+|            | was ever lost is a further one, and the run begins without it                                         |
 | hang       | the rank stands still: the micro-batch under way ends later by the duration, nothing else wakes it    |
 | slow-down  | micro-batches that start within it take `factor` times as long                                        |
 | partition  | messages and collectives that start within it and cross it leave when it heals                        |
@@ -73,7 +74,7 @@ class Leave(RankFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(RankFault):
-    """A newcomer comes for the place of the rank."""
+    """A newcomer comes for the place of the rank, or as a further one."""
 
     kind: ClassVar[str] = "join"
 
@@ -152,6 +153,19 @@ def check_ranks(fault: Fault, workers: int) -> None:
         raise WrongValueError(
             key, f"The {fault.kind} names rank {strange[0]}, but the cluster has only ranks 0 to {workers - 1}."
         )
+
+
+def further_ranks(faults: Sequence[Fault]) -> list[int]:
+    """Ranks that join before they were ever lost: the run begins without them.
+
+    >>> further_ranks([Join(at=2.0, rank=4), Crash(at=3.0, rank=4), Crash(at=1.0, rank=1), Join(at=1.0, rank=1)])
+    [4]
+    """
+    coming_and_going = [fault for fault in faults if isinstance(fault, Crash | Leave | Join)]
+    first: dict[int, Fault] = {}
+    for fault in sorted(coming_and_going, key=lambda fault: (fault.at, isinstance(fault, Join))):
+        first.setdefault(fault.rank, fault)
+    return sorted(rank for rank, fault in first.items() if isinstance(fault, Join))
 
 
 class FaultPlan:

@@ -90,7 +90,7 @@ class AdaptiveSgd(Strategy):
             )
         merges = Merges(self, node)
         while not node.finished:
-            while not node.signalled(merges.round):
+            while not node.signalled(node.state["round"]):
                 batch = await merges.next_batch()
                 if not batch.count:  # no more data
                     break

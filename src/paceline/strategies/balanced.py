@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Gradient, Node
-from paceline.rules.shares import among, equal_shares, resized
+from paceline.rules.shares import among, equal_shares, resized, share_of
 from paceline.strategies.checks import at_least
 from paceline.strategies.rounds_of_gradients import RoundsOfGradients
 
@@ -43,10 +43,11 @@ class Balanced(RoundsOfGradients):
 
     async def worker(self, node: Node) -> None:
         shares = tuple(node.state.get("shares", ()))
-        if len(shares) != node.world_size:  # else a newcomer takes over what the others have
+        if node.state.get("workers") != node.world_size:  # else a newcomer takes over what the others have
+            node.state["workers"] = node.world_size
             shares = equal_shares(node.world_size, self.micro_batches * node.micro_batch)
         while not node.finished:
-            batch = await self.share(node, shares[node.rank])
+            batch = await self.share(node, share_of(shares, node.rank))
             total = await node.all_reduce(batch, note=node.seconds_per_sample)
             node.apply(total)
             shares = resized(among(shares, total.ranks), total.notes, self.dead_band)

@@ -8,7 +8,7 @@ from math import inf, isfinite, isnan
 from typing import TYPE_CHECKING
 
 from paceline.node import Gradient, Node, Work
-from paceline.rules.batch_scaling import at_full_size, scaled_batches
+from paceline.rules.batch_scaling import at_full_size, make_room_, scaled_batches
 from paceline.rules.learning_rate import step_scale
 from paceline.rules.merging import may_perturb, merge_weights, perturbed, push_on_
 from paceline.strategies.centre import end_round
@@ -37,8 +37,9 @@ class Merges:
         self._bounds = (options.smallest_batch or max(1, node.micro_batch // SMALLEST_PART), node.micro_batch)
         self._beta = options.beta or node.micro_batch / SLOWNESS
         self._rule = "sqrt" if node.steps.adaptive else "linear"
-        if len(node.state.get("batches", ())) != node.workers:  # a run may be resumed on other workers
-            node.state["batches"] = [float(node.micro_batch)] * node.workers
+        if node.state.get("workers") != node.workers:  # a run may be resumed on other workers
+            node.state["workers"], node.state["batches"] = node.workers, []
+        make_room_(node.state["batches"], max(node.workers, node.rank + 1), node.micro_batch)
         for name in ("merged", "merged_before")[: 2 if options.momentum else 1]:
             if name not in node.state:
                 node.state[name] = node.parameters.clone()
@@ -54,18 +55,12 @@ class Merges:
 
     # ---- steps
 
-    @property
-    def round(self) -> int:
-        """The present mega-batch. While its merge is under way it is the next one, in which a newcomer begins."""
-        number: int = self._node.state["round"]
-        return number
-
     async def next_batch(self) -> Gradient:
         """As many samples as this rank's batches have now, unless there are no more. What is left of a lease comes in
         pieces: they are put together, all at the same model."""
         node = self._node
         size = round(node.state["batches"][node.rank]) if node.divisible else node.micro_batch
-        node.count(self.round, size, self.mega_batch)
+        node.count(node.state["round"], size, self.mega_batch)
         batch = await node.gradient(size)
         while 0 < batch.count < size < node.micro_batch:
             more = await node.gradient(size - batch.count)
@@ -91,7 +86,7 @@ class Merges:
         node = self._node
         self._told = node.all_gather(float(self._updates)), node.all_gather(float(node.parameters.norm()))
         self._updates = 0
-        node.state["round"] += 1
+        node.state["round"] += 1  # a newcomer, who comes when this one is merged, begins with the next
 
     async def go_on(self, wait: bool) -> None:
         """Whatever has arrived of the merge under way is taken in; `wait`: all of it."""
@@ -105,6 +100,7 @@ class Merges:
 
     def _merge(self, updates: Sequence[float], norms: Sequence[float]) -> None:
         node, options = self._node, self._options
+        make_room_(node.state["batches"], len(updates), node.micro_batch)
         here = [rank for rank, made in enumerate(updates) if not isnan(made)]
         updates, norms = ([of_all[rank] for rank in here] for of_all in (updates, norms))
         batches = [node.state["batches"][rank] for rank in here]

@@ -43,6 +43,12 @@ class Strategy(ABC):
         """Whether a rank can take part from a round on. Not where ranks step alone."""
         return self.admits and not self.steps_alone
 
+    @property
+    def grows(self) -> bool:
+        """Whether more ranks can take part than the run began with. Not where servers have the numbers behind the
+        workers', nor where a graph says who there is."""
+        return self.takes_newcomers and not self.steps_alone and not self.servers_for(1)
+
     def servers_for(self, workers: int) -> int:
         """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""
         return 0
