@@ -68,7 +68,7 @@ class Movement:
     @property
     def small(self) -> bool:
         """Whether it travels whole, whoever has moved what."""
-        return self._whole <= SMALL
+        return self._model.numel() <= SMALL
 
     @property
     def everything(self) -> Tensor:
