@@ -1,7 +1,8 @@
 """Real processes that are killed and stopped; and crashes in virtual time: swarms of them, and one at every await.
 
 scripts/bench faults                    every strategy and kind of fault, five times; --kills 25 for the whole
-scripts/bench faults --who "a worker" --strategies gssp,abs-sgd --minutes 5
+scripts/bench faults --who "a worker;rank 0" --strategies gssp,abs-sgd --minutes 5
+scripts/bench faults --peers --kills 3  the same SIGKILL for torchrun with DDP, torchft and hivemind
 scripts/bench faults --table            what was measured so far
 scripts/bench faults --swarm 10000      random clusters and crashes in virtual time
 scripts/bench faults --awaits           a crash at every moment of every strategy
@@ -16,6 +17,7 @@ from functools import partial
 
 from parts.fault_blows import KINDS
 from parts.fault_links import LINK_KINDS, one_linked_fault
+from parts.fault_peers import measure_peers, show_peers
 from parts.fault_table import show
 from parts.faults import STRATEGIES, measure, one_fault
 from parts.forked import Zygote
@@ -39,15 +41,21 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="play one seed again, and show why it fails")
     parser.add_argument("--awaits", action="store_true", help="crash each rank at every moment of every strategy")
+    parser.add_argument("--peers", action="store_true", help="kill ranks of other libraries: DDP, torchft, hivemind")
     asked = parser.parse_args()
     if asked.seed is not None:
         check_seed(asked.seed)
         print(f"Seed {asked.seed} is sound.")
         return
+    if asked.peers:
+        measure_peers(asked.kills)
+        show_peers()
+        return
     if not asked.swarm and not asked.awaits:
         strategies, kinds = split(asked.strategies, ",", STRATEGIES), split(asked.who, ";", EVERY)
         if asked.table:
             show(strategies, kinds)
+            show_peers()
         else:
             with Zygote() as zygote:
                 here = [kind for kind in kinds if kind in KINDS]
