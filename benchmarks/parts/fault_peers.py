@@ -142,14 +142,3 @@ def pause(times: list[float], struck: float) -> float:
     before = [b - a for a, b in gaps if b < struck]
     after = [b - a for a, b in gaps if b >= struck]
     return (max(after) if after else float("inf")) - (statistics.median(before) if before else 0.0)
-
-
-def show_peers() -> None:
-    found = [json.loads(line) for line in OUTCOMES.read_text().splitlines()] if OUTCOMES.exists() else []
-    print("\n| library | went on | pause, s: median, longest |\n|---|---|---|")
-    for method in PEERS:
-        tries = [each for each in found if each["method"] == method]
-        pauses = sorted(each["pause"] for each in tries if each["ok"])
-        if tries:
-            told = f"{statistics.median(pauses):.2f}, {pauses[-1]:.2f}" if pauses else "–"
-            print(f"| {method} | {len(pauses)} of {len(tries)} | {told} |")
