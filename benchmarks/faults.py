@@ -1,8 +1,9 @@
 """Real processes that are killed and stopped; and crashes in virtual time: swarms of them, and one at every await.
 
 scripts/bench faults                    every strategy and kind of fault, five times; --kills 25 for the whole
-scripts/bench faults --who "a worker" --strategies gssp,abs-sgd --minutes 5
-scripts/bench faults --table            what was measured so far
+scripts/bench faults --who "a worker;rank 0" --strategies gssp,abs-sgd --minutes 5
+scripts/bench faults --peers --kills 3  the same SIGKILL for torchrun with DDP, torchft and hivemind
+scripts/bench faults --table            what was measured so far; docs/membership.md is given the same
 scripts/bench faults --swarm 10000      random clusters and crashes in virtual time
 scripts/bench faults --awaits           a crash at every moment of every strategy
 """
@@ -16,6 +17,7 @@ from functools import partial
 
 from parts.fault_blows import KINDS
 from parts.fault_links import LINK_KINDS, one_linked_fault
+from parts.fault_peers import measure_peers
 from parts.fault_table import show
 from parts.faults import STRATEGIES, measure, one_fault
 from parts.forked import Zygote
@@ -34,27 +36,30 @@ def main() -> None:
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="some of these, with commas between them")
     parser.add_argument("--who", default=";".join(EVERY), help="is struck: some of these, with semicolons between them")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run is begun any more")
-    parser.add_argument("--table", action="store_true", help="show what was measured")
+    parser.add_argument("--table", action="store_true", help="show what was measured, and put it into the docs")
     parser.add_argument("--swarm", type=int, help="play so many seeds in virtual time, from --first on")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="play one seed again, and show why it fails")
     parser.add_argument("--awaits", action="store_true", help="crash each rank at every moment of every strategy")
+    parser.add_argument("--peers", action="store_true", help="kill ranks of other libraries: DDP, torchft, hivemind")
     asked = parser.parse_args()
     if asked.seed is not None:
         check_seed(asked.seed)
         print(f"Seed {asked.seed} is sound.")
         return
+    if asked.peers:
+        measure_peers(asked.kills)
+        return
     if not asked.swarm and not asked.awaits:
         strategies, kinds = split(asked.strategies, ",", STRATEGIES), split(asked.who, ";", EVERY)
         if asked.table:
-            show(strategies, kinds)
+            show()
         else:
             with Zygote() as zygote:
                 here = [kind for kind in kinds if kind in KINDS]
                 measure(partial(one_fault, zygote), strategies, here, asked.kills, asked.minutes)
             linked = [kind for kind in kinds if kind in LINK_KINDS]
             measure(one_linked_fault, strategies, linked, asked.kills, asked.minutes)
-            show(strategies, kinds)
         return
     began = time.perf_counter()
     played, failures = awaits() if asked.awaits else swarm(range(asked.first, asked.first + asked.swarm))

@@ -1,33 +1,64 @@
-"""What was measured of faults, as tables."""
+"""What was measured of faults, as tables: for the terminal, and between two marks in `docs/membership.md`."""
 
 from __future__ import annotations
 
+import json
+import re
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from parts.fault_blows import KINDS, NONE
-from parts.faults import outcomes
+from parts.fault_blows import KINDS, NONE, WORKER
+from parts.fault_links import LINK_KINDS
+from parts.fault_peers import OUTCOMES, PEERS
+from parts.faults import STRATEGIES, outcomes
+
+PAGE = Path(__file__).parents[2] / "docs" / "membership.md"
+MARKED = re.compile(r"(<!-- faults: .*? -->\n).*?(<!-- /faults -->)", re.DOTALL)
+LIBRARIES = {"ddp": "torchrun and DDP, all started again", "torchft": "torchft", "hivemind": "hivemind"}
 
 
-def show(strategies: Sequence[str], kinds: Sequence[str]) -> None:
-    """All that was measured: each strategy with each kind of fault, and all strategies together."""
-    found = outcomes()
-    print("\n| strategy | struck | went on | each sample once | pause, s: median, 90 %, longest | accuracy |")
-    print("|---" * 6 + "|")
-    for kind in kinds:
-        for strategy in strategies:
-            tries = [each for each in found if (each["strategy"], each["kind"]) == (strategy, kind)]
-            if tries:
-                print(f"| `{strategy}` | {kind} | {row(tries)} | {accuracy(tries)} |")
-    print("\n| struck | went on | each sample once | pause, s: median, 90 %, longest | found in, s | back in, s |")
-    print("|---" * 6 + "|")
-    for kind in kinds:
-        tries = [each for each in found if each["strategy"] in strategies and each["kind"] == kind]
+def show() -> None:
+    """Print what was measured, and put it into the page."""
+    told = "\n".join([*by_strategy(outcomes()), "", *by_kind(outcomes()), "", *by_library(), ""])
+    print(told)
+    PAGE.write_text(MARKED.sub(lambda found: found[1] + told + found[2], PAGE.read_text()))
+
+
+def by_strategy(found: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["| strategy | SIGKILL of a worker: went on | each sample once | pause, s: median, 90 %, longest |"]
+    lines[0] += " accuracy | undisturbed |"
+    lines.append("|---" * 6 + "|")
+    for strategy in STRATEGIES:
+        of_it = [each for each in found if each["strategy"] == strategy]
+        killed, alone = ([each for each in of_it if each["kind"] == kind] for kind in (WORKER, NONE))
+        if killed:
+            lines.append(f"| `{strategy}` | {row(killed)} | {accuracy(killed)} | {accuracy(alone)} |")
+    return lines
+
+
+def by_kind(found: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["| struck | went on | each sample once | pause, s: median, 90 %, longest | found in, s | back in, s |"]
+    lines.append("|---" * 6 + "|")
+    for kind in (*KINDS, *LINK_KINDS):
+        tries = [each for each in found if each["kind"] == kind]
         if tries:
-            times = " | ".join(spread([each[name] for each in tries]) for name in ("found_in", "back_in"))
             told = kind not in KINDS or KINDS[kind].window or KINDS[kind].replace
-            print(f"| {kind} | {row(tries)} | {times if told else '– | –'} |")
+            times = " | ".join(spread([each[name] for each in tries]) for name in ("found_in", "back_in"))
+            lines.append(f"| {kind} | {row(tries)} | {times if told else '– | –'} |")
+    return lines
+
+
+def by_library() -> list[str]:
+    found = [json.loads(line) for line in OUTCOMES.read_text().splitlines()] if OUTCOMES.exists() else []
+    lines = ["| the same SIGKILL | went on | pause, s: median, 90 %, longest |", "|---|---|---|"]
+    for method in PEERS:
+        tries = [each for each in found if each["method"] == method]
+        pauses = [each["pause"] for each in tries if each["ok"]]
+        if tries:
+            lines.append(f"| {LIBRARIES[method]} | {len(pauses)} of {len(tries)} | {spread(pauses)} |")
+    return lines
 
 
 def row(tries: Sequence[dict[str, Any]]) -> str:

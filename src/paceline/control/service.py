@@ -201,7 +201,7 @@ class ControlService:
             self._send(peer, answer, frame.sequence)
 
     def _tick(self) -> None:
-        while not self._closing.wait(min(0.25, self._beat)):
+        while not self._closing.wait(min(0.1, self._beat / 4)):
             now = time.monotonic()
             with self._state():
                 for peer, sequence, error in self._waiting.overdue(now):
