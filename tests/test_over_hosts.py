@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -59,9 +61,11 @@ def test_the_largest_of_each_number_is_found() -> None:
 )
 def test_the_others_go_on_without_lost_ranks(hosts: str, lost: set[int]) -> None:
     """They are lost in the middle: the first sum is over all, and of the next two nobody has any result."""
+    have_the_first = threading.Barrier(len(hosts))
 
     def act(rank: int, group: Collectives, town: Town) -> list[float]:
         first = float(add_up(group, torch.tensor([10.0**rank])).finish())
+        have_the_first.wait()
         if rank in lost:
             if rank == min(lost):
                 town.lose(*lost)

@@ -69,7 +69,8 @@ class Collectives:
         """Called with the generation when those who are left have agreed."""
         self._rounds, self._merges = Lane("rounds"), Lane("merges")
         if not joins:
-            self._rounds.group, self._rounds.ranks = self._build("rounds"), self.ranks
+            with suppress(ChangedError):  # somebody is lost already: mending forms the group of the others
+                self._rounds.repeat(self._build("rounds"), self.ranks)
         self._last_merge: MergeWork[Any] | None = None
 
     # ---- starting

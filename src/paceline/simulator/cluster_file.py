@@ -2,7 +2,7 @@
 
 >>> cluster = parse_cluster(EXAMPLE)
 >>> cluster.workers, cluster.devices[3].speed, cluster.network.all_reduce, len(cluster.faults)
-(5, 0.25, 'ring', 5)
+(5, 0.25, 'auto', 5)
 
 Every key but `micro_batch_seconds` and the devices may be left out. Times are in seconds, the bandwidth in bytes a
 second. Kinds of jitter: constant, log-normal (sigma), exponential, pareto (shape), slow-downs and slow-rounds (factor,
@@ -53,7 +53,7 @@ jitter = {kind = "pareto", shape = 2.5}
 [network]
 latency = 50e-6                     # seconds
 bandwidth = 1.25e9                  # bytes a second: 10 Gbit/s
-all_reduce = "ring"                 # or "tree"
+all_reduce = "auto"                 # or "ring", "tree"
 shared = false                      # true: one link for all
 # Hosts with links of their own: [[network.uplinks]] with latency and bandwidth, and hosts = [0, 0, 1] for the ranks
 
