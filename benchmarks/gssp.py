@@ -5,9 +5,8 @@
     scripts/bench gssp --final        held-out accuracy after the same samples: groups, exchanges, compressors, bytes
     scripts/bench gssp --processes    share of ideal and time to target, six real processes and their servers
     scripts/bench gssp --serving      what one server process takes of what the transport alone reaches, 100 MB
-    scripts/bench gssp --faults       kills and stops, each on real processes: does the run go on, how long is the pause
 
-Virtual time unless it says processes. Sixteen workers in four classes of times 1 : 1.5 : 2 : 3, micro-batches of 8, a
+What kills and stops do to it: scripts/bench faults --strategies gssp,ssp. Virtual time unless it says processes. Sixteen workers in four classes of times 1 : 1.5 : 2 : 3, micro-batches of 8, a
 push and a pull take 5 % of a micro-batch of the fastest. Every method gets the same learning rates of SGD with momentum
 0.9 (AdamW for translation), tuned in every cell on seed 0; figures are medians over the seeds at the best rate.
 
@@ -28,7 +27,6 @@ from pathlib import Path
 import torch
 from parts.cells import four_classes
 from parts.comparison import Cell, Comparison, Result, Setting
-from parts.faults import SERVER, STOPPED, WORKER, measure
 from parts.serving import processes, serving
 from parts.trials import Judge, Trial, load, micro_batch_of, sent_bytes, strategy_of
 
@@ -215,12 +213,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of CIFAR-10 and Multi30k")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gssp"))
     parser.add_argument("--seconds", type=float, default=20.0, help="of each race of --processes")
-    parser.add_argument("--kills", type=int, default=5, help="of each kind, for --faults")
     for mode, what in (
         ("final", "accuracy in the end"),
         ("processes", "real processes"),
         ("serving", "one server process"),
-        ("faults", "kills and stops"),
     ):
         parser.add_argument(f"--{mode}", action="store_true", help=f"measure {what} instead")
     options = parser.parse_args()
@@ -228,8 +224,6 @@ def main() -> None:
         processes(options.seconds, options.seeds)
     elif options.serving:
         serving()
-    elif options.faults:
-        measure(("gssp", "ssp"), (WORKER, SERVER, STOPPED), options.kills)
     else:
         with Comparison(options.out, options.jobs, setting(options)) as comparison:
             (final if options.final else compare)(comparison, options)

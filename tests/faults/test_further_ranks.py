@@ -52,6 +52,7 @@ def test_a_run_that_is_over_cannot_be_joined(tmp_path: Path) -> None:
 def test_options_of_a_start_do_not_fit(tmp_path: Path) -> None:
     place = Place(range(2), 2, {"folder": str(tmp_path), "secret": "00", "control": "h:1", "origin": "0.0"})
     with open_door(place):
-        assert Door.of_options(tmp_path, None, {"--master": None}).world_size == 2
+        door = Door.of_options(tmp_path, None, {"--master": None})
+        assert door is not None and door.world_size == 2 and door.card == place.card
         with pytest.raises(PacelineError, match="--servers and --join do not fit together"):
             Door.of_options(tmp_path, None, {"--servers": 1})

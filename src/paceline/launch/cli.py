@@ -68,13 +68,10 @@ def run(
     from paceline.launch.hosts import Hosts
     from paceline.ray.cluster import RayCluster
 
-    if join is None:
-        hosts = Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file)
-        door = None
-    else:
-        given = {"--nnodes": nnodes > 1, "--node-rank": node_rank, "--master": master, "--secret-file": secret_file}
-        given |= {"--engine": engine != "local", "--port": port, "--servers": servers}
-        hosts, door = None, Door.of_options(join, interface, given)
+    given = {"--nnodes": nnodes > 1, "--node-rank": node_rank, "--master": master, "--secret-file": secret_file}
+    given |= {"--engine": engine != "local", "--port": port, "--servers": servers}
+    door = Door.of_options(join, interface, given)
+    hosts = None if door else Hosts.of_options(nnodes, node_rank, master, interface=interface, secret_file=secret_file)
     cluster = RayCluster.of_options(engine, address, resources, nproc=nproc, servers=servers, alone=hosts is None)
     code = run_script(
         [str(script), *context.args],

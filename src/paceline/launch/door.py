@@ -52,8 +52,11 @@ class Door:
     environment: dict[str, str]
 
     @classmethod
-    def of_options(cls, where: Path, interface: str | None, others: dict[str, Any]) -> Door:
-        """What `paceline run --join` says; `others` are options that make no sense with it, if they are given."""
+    def of_options(cls, where: Path | None, interface: str | None, others: dict[str, Any]) -> Door | None:
+        """What `paceline run --join` says, if it is there; `others` are options that make no sense with it, if they are
+        given."""
+        if where is None:
+            return None
         for option, value in others.items():
             if value:
                 raise PacelineError(f"{option} and --join do not fit together: the run was started before.")
