@@ -90,6 +90,18 @@ def test_a_model_that_is_not_finite_is_left_out(wrong: float) -> None:
         assert torch.equal(model, common), "nobody has brought a model: it stays"
 
 
+def test_the_smallest_move_travels() -> None:
+    common = torch.zeros(4 * BLOCK)
+    model = common.clone()
+    model[BLOCK] = 1e-40  # its square is zero
+    assert part(model, common, 1.0).moved.tolist() == [0, 1, 0, 0]
+
+
+def test_half_precision_holds_models_whose_norm_it_cannot_hold() -> None:
+    model = torch.full((BLOCK,), 6e4, dtype=torch.float16)
+    assert math.isfinite(part(model, torch.zeros_like(model), 1.0).norm)
+
+
 def test_half_precision_is_added_up_in_single() -> None:
     common = torch.full((BLOCK + 1,), 1.0, dtype=torch.bfloat16)
     found = merged([common * 2, common * 3, common], common, [0.25, 0.25, 0.5])

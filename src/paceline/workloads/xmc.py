@@ -30,7 +30,8 @@ MOST_LOGITS = 2**31
 LOGITS_AT_ONCE = 2**23
 ROW_COST, LABEL_COST = 20.0, 0.12
 """What a row costs besides its non-zeros, and each label in the softmax, in non-zeros: fitted to times of micro-batches
-of EURLex-4K on a CPU with 16, 512 and all 3,993 labels. `scripts/bench sparse spread` fits it to another machine."""
+of EURLex-4K on a CPU, with 16 labels (20 a row) and with all 3,993 (483 and 486). `scripts/bench sparse spread` fits
+the cost of a row on another machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
