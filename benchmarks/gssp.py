@@ -6,7 +6,9 @@
     scripts/bench gssp --processes    share of ideal and time to target, six real processes and their servers
     scripts/bench gssp --serving      what one server process takes of what the transport alone reaches, 100 MB
 
-What kills and stops do to it: scripts/bench faults --strategies gssp,ssp. Virtual time unless it says processes. Sixteen workers in four classes of times 1 : 1.5 : 2 : 3, micro-batches of 8, a
+What kills and stops do to it: scripts/bench faults --strategies gssp,ssp.
+
+Virtual time unless it says processes. Sixteen workers in four classes of times 1 : 1.5 : 2 : 3, micro-batches of 8, a
 push and a pull take 5 % of a micro-batch of the fastest. Every method gets the same learning rates of SGD with momentum
 0.9 (AdamW for translation), tuned in every cell on seed 0; figures are medians over the seeds at the best rate.
 
