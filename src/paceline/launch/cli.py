@@ -19,6 +19,10 @@ MASTER_HELP = "HOST:PORT of the first host, where all meet; the same on all."
 INTERFACE_HELP = "Network interface of this host, or its address. Default: the one that leads to --master."
 STUCK_HELP = "Seconds that a rank may at least be busy with its own code while others wait for it; 0: for ever."
 JOIN_HELP = "Join the run that trains in this folder, with --nproc further ranks; or a copy of its door.json."
+ARRIVE_HELP = "Seconds to wait for every host and every rank to arrive."
+SILENCE_HELP = "Seconds of silence after which a rank is given up."
+RETURN_HELP = "Seconds that ranks look for a control plane that has died."
+REPLACE_HELP = "How often, in all, a rank of this host that was lost is started again."
 REPORT_HELP = "Write report.html into the run's folder at the end."
 SECRET_HELP = "Of the secret that hosts share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."
 
@@ -45,19 +49,11 @@ def run(
     name: Annotated[str, typer.Option(help="The run's folder is OUT/NAME/TIME.")] = "run",
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Of the control plane; 0 takes a free one.", min=0, max=65535)] = 0,
-    join_timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for every host and every rank to arrive.", min=0.1)
-    ] = 120.0,
-    heartbeat_timeout: Annotated[
-        float, typer.Option(help="Seconds of silence after which a rank is given up.", min=0.1)
-    ] = 10.0,
+    join_timeout: Annotated[float, typer.Option(help=ARRIVE_HELP, min=0.1)] = 120.0,
+    heartbeat_timeout: Annotated[float, typer.Option(help=SILENCE_HELP, min=0.1)] = 10.0,
     stuck_timeout: Annotated[float, typer.Option(help=STUCK_HELP, min=0.0)] = 300.0,
-    return_timeout: Annotated[
-        float, typer.Option(help="Seconds that ranks look for a control plane that has died.", min=0.0)
-    ] = 20.0,
-    replace: Annotated[
-        int, typer.Option(help="How often, in all, a rank of this host that was lost is started again.", min=0)
-    ] = 0,
+    return_timeout: Annotated[float, typer.Option(help=RETURN_HELP, min=0.0)] = 20.0,
+    replace: Annotated[int, typer.Option(help=REPLACE_HELP, min=0)] = 0,
     restarts: Annotated[int, typer.Option(help="How often a run that has failed is started again.", min=0)] = 0,
     servers: Annotated[int, typer.Option(help="Further processes that serve: bsp, ssp, dssp, asp, gssp.", min=0)] = 0,
     report: Annotated[bool, typer.Option("--report", help=REPORT_HELP)] = False,
