@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.backends.learners import TimingLearner
 from paceline.launch.local import end_with_parent
-from paceline.race.links import EmulatedHosts, Link
+from paceline.race.links import MTU, EmulatedHosts, Link
 from paceline.race.spec import RaceSpec, with_servers
 from paceline.race.timing import BYTES_PER_PARAMETER, time_strategy
 from paceline.record import Event, read_events
@@ -31,6 +31,7 @@ PACELINE = [sys.executable, "-c", "from paceline.cli import main; main()"]
 PORT = 29500
 MICRO_BATCH = 32
 LONGEST_SECONDS = 240  # a guard against a hang
+FIRST_WINDOW = 10 * MTU  # of TCP, in Linux
 ONE_MACHINE_LATENCY = 0.9e-3  # what gloo needs for a step between processes of this machine, without emulated links
 
 
@@ -103,9 +104,8 @@ class Ground:
     def network(self, all_reduce: str = "auto") -> Network:
         uplinks = tuple(Uplink(link.delay, link.rate / 8) for link in LINKS)
         hosts = tuple(rank // self.nproc for rank in range(self.workers))
-        return Network(
-            latency=ONE_MACHINE_LATENCY, bandwidth=0.9e9, all_reduce=all_reduce, uplinks=uplinks, hosts=hosts
-        )
+        joined = {"uplinks": uplinks, "hosts": hosts, "first_window": FIRST_WINDOW}
+        return Network(ONE_MACHINE_LATENCY, bandwidth=0.9e9, all_reduce=all_reduce, **joined)
 
     def predicted(self, strategy: str, noise: Sequence[float] = ()) -> float:
         """Share of ideal in the simulator, from the figures of the links. `noise`: of the gradients, as measured; the

@@ -314,16 +314,15 @@ def test_training_goes_on_when_a_node_is_killed(cluster: Any, tmp_path: Path) ->
 
 
 def test_what_a_killed_node_held_is_placed_on_another_and_joins(cluster: Any, tmp_path: Path) -> None:
-    doomed = cluster.add_node(num_cpus=1, resources={"pool-b": 1})
+    nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1, resources={"pool-b": 1}) for _ in "ab")}
     mark, joined = tmp_path / "mark", tmp_path / "joined"
 
-    def kill_it_then_add_another() -> None:
-        while not mark.exists() or mark.read_text() != doomed.node_id:
+    def kill_its_node() -> None:
+        while not mark.exists() or mark.read_text() not in nodes:
             time.sleep(0.05)
-        cluster.remove_node(doomed, allow_graceful=False)
-        cluster.add_node(num_cpus=1, resources={"pool-b": 1})
+        cluster.remove_node(nodes[mark.read_text()], allow_graceful=False)
 
-    killer = threading.Thread(target=kill_it_then_add_another, daemon=True)
+    killer = threading.Thread(target=kill_its_node, daemon=True)
     killer.start()
     config = {"out": str(tmp_path), "hangs": 1, "mark": str(mark), "joined": str(joined), "epochs": 100_000}
     workers = [{"CPU": 1}, {"CPU": 1, "pool-b": 1}]

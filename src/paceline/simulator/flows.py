@@ -59,6 +59,9 @@ class Flows:
         connection = self._connections.get((sender, receiver))
         if connection is None:
             connection = self._connections[sender, receiver] = self._connect(sender, receiver)
+        if not nbytes and not connection.queue:  # it takes nothing from the others
+            self._clock.at(self._clock.now + connection.ways[0], callback, argument)
+            return
         connection.queue.append((float(nbytes), callback, argument))
         if len(connection.queue) == 1:
             self._begin(connection)

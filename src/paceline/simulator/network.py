@@ -11,7 +11,9 @@ and a collective occupies it for all its 2 (N−1) · bytes.
 With `uplinks` ranks are on hosts, and what they send to another host passes both hosts' links to the switch between
 them (messages: see `flows`). An all-reduce then goes as on processes, see `backends.over_hosts`: within the hosts, then
 between them each with each at once, one way and back, and within the hosts again. Each of the two takes the latency
-there and back, because the receiver first says that it has room, and as long as a link needs for its host's parts.
+there and back, because the receiver first says that it has room, and as long as a link needs for its host's parts; or
+longer, because TCP begins slowly after a pause: at first it sends `first_window`, and twice as much each time when it
+has heard from the other side. Measured with four hosts, 50 ms and 1.5 MB: 0.46 to 0.51 s; of 4 kB 0.21 s.
 
 A `ring` over hosts, gloo's own, goes step by step: a rank sends what it has got when the next one has said that it has
 room for it. So a step takes the latency there and back: six of them 0.66 s where it is 50 ms each way, whatever little
@@ -53,6 +55,7 @@ class Network:
             above, else a ring.
         shared: whether all transfers queue at one link.
         uplinks: of each host; latency and bandwidth are then those within a host, and are part of every way.
+        first_window: bytes that a connection between hosts sends after a pause before it hears from the other side.
         hosts: where each rank is; by default they are dealt out in turn, rank 4 of three hosts on the second.
 
     >>> round(Network(latency=0.001, bandwidth=1e6).all_reduce_seconds(workers=4, nbytes=400_000), 6)
@@ -70,10 +73,12 @@ class Network:
     shared: bool = False
     uplinks: tuple[Uplink, ...] = ()
     hosts: tuple[int, ...] = ()
+    first_window: float = inf
 
     def __post_init__(self) -> None:
         number(self, "latency", least=0.0)
         number(self, "bandwidth", above=0.0)
+        number(self, "first_window", above=0.0)
         one_of(self, "all_reduce", ("auto", "ring", "tree"))
         one_of(self, "shared", (True, False))
         if self.uplinks and self.shared:
@@ -165,8 +170,22 @@ def _by_hosts_seconds(network: Network, workers: int, nbytes: int) -> float:
     links = [network.uplinks[host] for host in ranks]
     latency = network.latency + sum(sorted(link.latency for link in links)[-2:])
     slowest = min(network.bandwidth, *(link.bandwidth for link in links))
-    between = 2 * latency + (len(links) - 1) / len(links) * nbytes / slowest
-    return 2 * (within + between)
+    sending = _slow_start_seconds(nbytes / len(links), latency, slowest / (len(links) - 1), network.first_window)
+    return 2 * (within + 2 * latency + sending)
+
+
+def _slow_start_seconds(nbytes: float, latency: float, bandwidth: float, window: float) -> float:
+    """To send so much on a connection that has paused; what is on its way at last is not counted.
+
+    >>> _slow_start_seconds(700, latency=1.0, bandwidth=100.0, window=100)  # 100, and 2 s later all the rest
+    8.0
+    >>> _slow_start_seconds(700, latency=1.0, bandwidth=100.0, window=300)  # 300 take longer than the news
+    7.0
+    """
+    sent, begun = 0.0, 0.0
+    while sent + window < nbytes and window / bandwidth < 2 * latency:
+        sent, begun, window = sent + window, begun + 2 * latency, 2 * window
+    return max(nbytes / bandwidth, begun + (nbytes - sent) / bandwidth)
 
 
 SHARED, COLLECTIVES = (-1, -1), (-2, -2)  # no pair of ranks

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.node import Message, Node
-from paceline.rules.acid import acid, even_rates
+from paceline.rules.acid import Acid, acid, even_rates
 from paceline.rules.chance import chance
 from paceline.rules.graph_text import graph_of
 from paceline.rules.graphs import Graph
@@ -25,6 +25,8 @@ from paceline.strategies.checks import at_least, one_of
 from paceline.strategies.company import Company
 from paceline.strategies.movers import MOMENTA, Mover, mover
 from paceline.strategies.strategy import Strategy
+
+UNUSED = Acid(0.0, 0.0)  # constants that nobody asks for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,9 @@ class AdPsgd(Strategy):
         pairs = Pairs(node, self.seed)
         while not node.finished:
             left = graph.among(pairs.here)
-            constants = acid(left, even_rates(left, averagings=2.0))  # one of its own idea, about one of a neighbour's
+            constants = UNUSED  # with A²CiD² one averaging of its own idea, and about one of a neighbour's
+            if self.momentum == "acid":
+                constants = acid(left, even_rates(left, averagings=2.0))
             moves = mover(node, self.momentum, constants)
             pairs.form(left, moves)
             has_data = True
