@@ -40,3 +40,15 @@ def test_what_was_heard_of_a_lost_rank_stays_known() -> None:
     books.hear(2, 16)
     meeting(books, {1: 4})
     assert books.progress == [0, 12, 20] and books.applied == 20
+
+
+def test_a_successor_counts_on_from_where_the_ledger_says_that_its_predecessor_has_ended() -> None:
+    """This rank has heard less of it than another one; from now on all have the same."""
+    books = Books(rank=0, world_size=3, serves=False)
+    meeting(books, {1: 8, 2: 8})
+    books.hear(2, 16)
+    books.go_on_from({2: 20})
+    meeting(books, {1: 4, 2: 6})
+    assert books.progress == [0, 12, 26]
+    books.make_room(4)
+    assert books.progress == [0, 12, 26, 0]

@@ -34,6 +34,8 @@ GIVEN_UP: Final = "given up: the round was over"
 """Why samples are discarded that come again."""
 LOST: Final = "lost"
 """The message that stands for a rank that is lost, to strategies that survive it; nothing of it comes after."""
+FOUND: Final = "found"
+"""The same when the strategy comes to it only after a newcomer has taken the rank's place."""
 
 
 class Work(ABC, Generic[T]):
@@ -154,6 +156,8 @@ class Node(ABC):
     """Samples that the parameters here are the result of, as far as this rank knows."""
     until: int | None = None
     """The round whose signal ends the micro-batch that is asked for."""
+    here: tuple[int, ...]
+    """Who takes part, the same on all ranks: those of the last round of all, and newcomers who were let in after it."""
     answers_for: set[int]
     """Workers whose last gradients came to this server: what they had handed in it tells for them, if they are lost."""
     state: dict[str, Any]

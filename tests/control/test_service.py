@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.run.rank import Rank
 
 SECRET = b"the run's secret"
-RUN = {"strategy": "abs-sgd", "admits": True, "parameters": [["w", [2, 3], "float32", [3, 1]]]}
+RUN = {"strategy": "abs-sgd", "admits": True, "grows": True, "parameters": [["w", [2, 3], "float32", [3, 1]]]}
 
 
 @contextlib.contextmanager
@@ -120,6 +120,21 @@ def test_a_rank_may_come_back():
             assert clients[0].admit(0) == ([1], 2) == clients[0].admit(0), "whoever asks for the same gets the same"
             until(lambda: not clients[0].lost and not again.lost)
             assert again.generation == again.admitted_in == 2 and clients[0].roster[1] == ("elsewhere", 9)
+
+
+def test_a_further_rank_gets_a_number_and_hears_which_rounds_are_over():
+    """Others may have ended a round, in which it will take part, before it came; nobody would tell it again."""
+    with cluster(2) as (service, clients), ControlClient(service.address, SECRET, 2) as launcher:
+        clients[0].signal(7)
+        until(lambda: clients[1].signalled(7))
+        (rank,) = launcher.enlist(1)
+        with ControlClient(service.address, SECRET, rank) as further:
+            further.hello(RUN, ("elsewhere", 9))
+            assert rank == 2 and further.signalled(7) and not further.takes_part
+            until(lambda: clients[0].joining)
+            assert clients[0].membership == (0, frozenset(), frozenset(), 2), "to the others nothing has changed"
+            assert clients[0].admit(0) == ([2], 1)
+            until(lambda: further.takes_part and len(clients[1].roster) == 3)
 
 
 def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody():

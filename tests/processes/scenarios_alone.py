@@ -319,5 +319,6 @@ def train_with_newcomers(
                 os.kill(os.getpid(), signal.SIGKILL)
             driven.step()
             scheduler.step()
-        momenta = [optimizer.state[each]["momentum_buffer"].flatten().tolist() for each in model.parameters()]
+        states = [optimizer.state[each] for each in model.parameters()]  # none where servers make the steps
+        momenta = [state["momentum_buffer"].flatten().tolist() for state in states if "momentum_buffer" in state]
     return diary.facts(momenta=momenta, rate=optimizer.param_groups[0]["lr"], joined=run.surroundings.joins)

@@ -28,6 +28,7 @@ STRATEGIES = (
     "elastic-averaging:steps=2",
     "crossbow",
 )
+ALONE = ("d-psgd", "matcha:graph=star", "ad-psgd", "non-blocking:topology=d-psgd:unfinished=finish:mini_batches=2")
 REPLICAS = ("local-sgd", "adaptive-sgd", "elastic-averaging", "crossbow")
 """Whose optimizers have a memory of their own on each rank."""
 
@@ -76,6 +77,21 @@ def test_a_kill_in_the_middle_of_joining_leaves_the_run_going(ranks: Ranks, kill
 
 
 def test_a_strategy_that_cannot_take_newcomers_says_so(ranks: Ranks) -> None:
-    outcome = ranks("train_with_newcomers", 3, replaced=1, fails=True, strategy="d-psgd", victims=[1], epochs=6)
+    outcome = ranks("train_with_newcomers", 3, replaced=1, fails=True, strategy="bsp", victims=[1], epochs=2)
     assert outcome.codes == [0, 1, 0]
-    assert "The strategy d-psgd cannot take a newcomer into a running training yet." in outcome.outputs[1]
+    assert "The strategy bsp cannot take a newcomer into a running training yet." in outcome.outputs[1]
+
+
+@pytest.mark.parametrize("strategy", ALONE)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_newcomer_takes_the_place_of_a_lost_neighbour(ranks: Ranks, strategy: str, victim: int) -> None:
+    """It begins with the mean of the models, on a graph with it; what its predecessor had used is not used again."""
+    outcome = ranks("train_with_newcomers", 3, replaced=1, strategy=strategy, victims=[victim])
+    facts = outcome.facts
+    assert [fact["joined"] for fact in facts] == [rank == victim for rank in range(3)]
+    assert all(fact["final"] == facts[0]["final"] for fact in facts) and all(fact["seen"] for fact in facts)
+    assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
+    assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (EPOCHS * SAMPLES, 0)
+    assert not account(outcome.events).errors
+    met = [event for event in outcome.events if event["kind"] == "applied" and event["rank"] == victim]
+    assert len(met) > 0, "it was at a meeting"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.backends.rounds import RoundTotal
@@ -33,6 +33,12 @@ class Books:
         """So many ranks may take part from now on."""
         more = [0] * (seats - len(self._common))
         self.progress, self._common = self.progress + more, self._common + more
+
+    def go_on_from(self, progress: Mapping[int, int]) -> None:
+        """The successors of these ranks count on from there: of what those had settled alone, others have heard more or
+        less."""
+        for rank, settled in progress.items():
+            self.progress[rank] = self._common[rank] = max(self._common[rank], settled)
 
     def discard(self, samples: int) -> None:
         """Computed and not used: this rank's next contribution settles them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -70,6 +70,7 @@ class LearningNode(DrivenNode):
         self.micro_batch = self.at_most = task.micro_batch
         self._task, self.meets = task, False
         self.state: dict[str, Any] = {}
+        self.here = tuple(range(self.world_size))
         self.answers_for: set[int] = set()
         self.replica, self._control, self._recorder, self._now = replica, control, recorder, now
         self.rounds, self.seats = 0, self.world_size
@@ -227,7 +228,7 @@ class LearningNode(DrivenNode):
     def _round_applied(self, total: RoundTotal) -> None:
         self._finished, self.meets = not total.working, False
         self.books.round_applied(total.settled, total)
-        self.last_round = total.parts[-1][0]
+        self.last_round, self.here = total.parts[-1][0], total.ranks
         self._count_round(total, self.samples_applied)
         self._testify()
         now, noise = self._now(), self.replica.noise
@@ -264,10 +265,12 @@ class LearningNode(DrivenNode):
         self._testimony = held, generation, set(self._control.lost)
         self._testify()
 
-    def heard_of_loss(self, rank: int) -> None:
-        """The strategy has come to the message that the rank is lost."""
-        self._known_as_lost.add(rank)
-        self._testify()
+    def heard_of_loss(self, rank: int) -> bool:
+        """The strategy has come to the message that the rank is lost; whether it still is."""
+        if rank in self._control.lost:
+            self._known_as_lost.add(rank)
+            self._testify()
+        return rank in self._control.lost
 
     def _testify(self) -> None:
         if self._testimony is None:
@@ -357,7 +360,20 @@ class LearningNode(DrivenNode):
     def course_so_far(self) -> dict[str, Any]:
         """What all ranks know alike after a round, beside the model: a newcomer takes it over."""
         noise = self.replica.noise
-        return {"last_round": self.last_round, "books": self.books.state(), "noise": noise.state()}
+        return {"last_round": self.last_round, "here": self.here, "books": self.books.state(), "noise": noise.state()}
+
+    def bear_witness(self) -> None:
+        """All have met, and nobody will come upon anything that a lost rank had sent: the ledger knows what it used."""
+        if self._testimony is not None:
+            self._known_as_lost |= self._testimony[2]
+            self._testify()
+        self._control.snapshot(self._stable)
+
+    def welcome(self, newcomers: Sequence[int], progress: Mapping[str, int]) -> None:
+        """They take part from now on. Each goes on counting where the ledger says that its predecessor has ended."""
+        self.here = tuple(sorted({*self.here, *newcomers}))
+        self._known_as_lost.difference_update(newcomers)
+        self.books.go_on_from({rank: progress.get(str(rank), 0) for rank in newcomers})
 
     def make_room(self, seats: int) -> None:
         """Ranks below this number may take part from now on."""
@@ -367,7 +383,7 @@ class LearningNode(DrivenNode):
             self.replica.make_room(extra_numbers(seats))
 
     def take_over(self, course: dict[str, Any]) -> None:
-        self.last_round = course["last_round"]
+        self.last_round, self.here = course["last_round"], tuple(course["here"])
         self.books.restore(course["books"])
         self.make_room(len(self.books.progress))
         self.replica.noise.restore(course["noise"])

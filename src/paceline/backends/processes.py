@@ -22,7 +22,7 @@ from paceline.backends.replica import Replica
 from paceline.backends.rounds import FLAGS, RoundTotal, extra_of, settled_by_others
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
-from paceline.node import LOST, WHOLE, Gradient, Message, Share, Work
+from paceline.node import FOUND, LOST, WHOLE, Gradient, Message, Share, Work
 from paceline.record import Recorder
 
 HELD_UP_SECONDS = 1.0  # before anybody looks whether a collective is held up: most take less
@@ -30,11 +30,12 @@ FIRST_MEETING = 2**60  # rounds that ranks are called to have signals too, and n
 
 
 class Heard(WaitableWork[Message]):
-    """A message, and what is to be done when the strategy has come to it: `of_a_loss` gets a rank that is lost.
+    """A message, and what is to be done when the strategy has come to it: `of_a_loss` gets a rank that was lost, and
+    says whether it still is.
     `settled` gets the sender, and the samples that it had settled when it sent the message, if messages say so."""
 
     def __init__(
-        self, received: Received, of_a_loss: Callable[[int], None], settled: Callable[[int, int], None] | None
+        self, received: Received, of_a_loss: Callable[[int], bool], settled: Callable[[int, int], None] | None
     ) -> None:
         self._received, self._of_a_loss, self._settled = received, of_a_loss, settled
 
@@ -48,8 +49,8 @@ class Heard(WaitableWork[Message]):
     def result(self) -> Message:
         message = self._received.result()
         if message.kind == LOST:
-            self._of_a_loss(message.sender)
-        elif self._settled is not None:
+            return message if self._of_a_loss(message.sender) else Message(message.sender, FOUND, ())
+        if self._settled is not None:
             *tensors, settled = message.tensors
             self._settled(message.sender, int(settled))
             return Message(message.sender, message.kind, tensors)
@@ -202,7 +203,7 @@ class ProcessNode(LearningNode):
     @property
     def called_together(self) -> bool:
         meeting = FIRST_MEETING + self.rounds_started
-        if self.save_wanted or self.scheduler_called:
+        if self.save_wanted or self.scheduler_called or self._control.joining:
             self._control.signal(meeting)
         return self._control.signalled(meeting)
 
@@ -223,13 +224,14 @@ class ProcessNode(LearningNode):
 
     def receive(self) -> Work[Message]:
         if self.servers:
-            return Heard(self._mailbox.receive(), lambda rank: self.has_no_more_of_the_lost(), None)
+            return Heard(self._mailbox.receive(), self.has_no_more_of_the_lost, None)
         self.listens = True
         return Heard(self._mailbox.receive(), self.heard_of_loss, self.books.hear)
 
-    def has_no_more_of_the_lost(self) -> None:
+    def has_no_more_of_the_lost(self, rank: int | None = None) -> bool:
         """From now on this rank uses nothing of lost ranks that it has not used yet: others can have it."""
         self._control.report_progress(self.books.progress, now=True)
+        return True
 
     @property
     def leads(self) -> bool:

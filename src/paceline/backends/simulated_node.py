@@ -13,7 +13,7 @@ from paceline.backends.learners import Learner
 from paceline.backends.theatre import Post, Theatre
 from paceline.backends.virtual_rounds import Collective, RoundTotal, Waiter
 from paceline.backends.watch import Watch
-from paceline.node import LOST, WHOLE, Gradient, Message, Node, Share, Work
+from paceline.node import FOUND, LOST, WHOLE, Gradient, Message, Node, Share, Work
 from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.speed import Speedometer
 from paceline.simulator.cluster import Cluster, WorkTimes
@@ -104,8 +104,8 @@ class ReceiveWork(SimulatedWork[Message]):
 
     def result(self) -> Message:
         assert self.message is not None
-        if self.message.kind == LOST:
-            self._node.heard_of_loss(self.message.sender)
+        if self.message.kind == LOST and not self._node.heard_of_loss(self.message.sender):
+            return Message(self.message.sender, FOUND, ())
         return self.message
 
 
@@ -118,7 +118,7 @@ class SimulatedNode(Node):
 
     __slots__ = (
         "_run", "answer", "answers_for", "at_most", "bids_farewell", "close", "collectives", "computing",
-        "discarded", "due", "empties", "ended", "finished", "handed_in", "idle", "in_flight", "last_round",
+        "discarded", "due", "empties", "ended", "finished", "handed_in", "here", "idle", "in_flight", "last_round",
         "learner", "mailbox", "micro_batch", "norm", "open_until", "out_of_data", "own_rounds", "post", "rank",
         "receivers", "resume", "rounds", "samples_applied", "sent", "servers", "signals", "since", "speed",
         "state", "ticket", "times", "unsent", "until", "waits_for", "watch", "world_size",
@@ -142,6 +142,7 @@ class SimulatedNode(Node):
         self.rank, self.learner, self._run = rank, learner, run
         self.world_size, self.servers = cluster.begins_with, cluster.servers
         self.state: dict[str, Any] = {}
+        self.here = tuple(range(self.world_size))
         self.answers_for: set[int] = set()
         durations = iter(()) if self.serves else cluster.durations(rank, self._round)
         self.times = WorkTimes(durations, micro_batch)
@@ -286,7 +287,7 @@ class SimulatedNode(Node):
 
     @property
     def called_together(self) -> bool:
-        return False
+        return self._run.somebody_joins
 
     def all_gather(self, value: float) -> Work[tuple[float, ...]]:
         return self._run.start_all_gather(self, value)
@@ -302,9 +303,9 @@ class SimulatedNode(Node):
             self.receivers.append(work)
         return work
 
-    def heard_of_loss(self, rank: int) -> None:
-        """The strategy has come to the message that the rank is lost."""
-        self._run.heard_of_loss(self, rank)
+    def heard_of_loss(self, rank: int) -> bool:
+        """The strategy has come to the message that the rank is lost; whether it still is."""
+        return self._run.heard_of_loss(self, rank)
 
     def signal(self, round_number: int) -> None:
         self.post.start_signal(self, round_number)
@@ -328,6 +329,7 @@ class SimulatedNode(Node):
         self.state, self.signals = copy.deepcopy(other.state), set(other.signals)
         self.rounds, self.own_rounds, self.collectives = other.rounds, other.own_rounds, other.collectives
         self.samples_applied, self.last_round, self.post = other.samples_applied, other.last_round, other.post
+        self.here = other.here
 
     def take_in(self, message: Message) -> list[Waiter]:
         """A message has arrived: whom it wakes."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.learners import Source
 from paceline.backends.parting import ROUNDS_TO_LOOK, may_go
 from paceline.backends.simulated_node import SimulatedNode
+from paceline.backends.virtual_rounds import Collective
 from paceline.control.membership import ON_NOTICE
 from paceline.errors import PacelineError
 from paceline.node import LOST, Message
@@ -61,14 +62,19 @@ class Losses:
         if rank in self._unheard and not all(node.ended for node in self._run.nodes):
             self.joining.add(rank)
 
-    def admit(self, giver: SimulatedNode) -> None:
+    def admit(self, node: SimulatedNode, heard_with: Collective) -> None:
         """The first rank that has applied a round with which all hear of newcomers lets them in. None of those who have
         applied it has begun the next one without them: for that it takes all."""
-        for rank in sorted(self.joining):
-            if not self._source.in_doubt(rank):
-                self.joining.discard(rank)
-                del self._unheard[rank]
-                self._run.seat(rank, giver)
+        first = heard_with.newcomers is None
+        if heard_with.newcomers is None:
+            heard_with.newcomers = tuple(rank for rank in sorted(self.joining) if not self._source.in_doubt(rank))
+        node.here = tuple(sorted({*node.here, *heard_with.newcomers}))
+        for rank in heard_with.newcomers if first else ():
+            self.joining.discard(rank)
+            del self._unheard[rank]
+            if heard_with.early:  # others get it later, and if need be from the newcomer
+                heard_with.early.add(rank)
+            self._run.seat(rank, node)
 
     def tell_to_leave(self, node: SimulatedNode) -> None:
         """From now on it takes no more samples."""
@@ -109,10 +115,12 @@ class Losses:
         for node in alive:
             lost.post.start_message(node.rank, Message(lost.rank, LOST, ()))
 
-    def heard(self, node: SimulatedNode, rank: int) -> None:
-        """What the rank had may go to others when no server can come upon a gradient of it any more."""
-        unheard = self._unheard[rank]
+    def heard(self, node: SimulatedNode, rank: int) -> bool:
+        """What the rank had may go to others when no server can come upon a gradient of it any more. Whether it is
+        still gone."""
+        unheard = self._unheard.get(rank, set())
         if node.rank in unheard:
             unheard.discard(node.rank)
             if not unheard:
                 self._source.release(rank)
+        return rank in self._unheard

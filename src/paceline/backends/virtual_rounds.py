@@ -30,6 +30,7 @@ class Collective:
         "kind",
         "more",
         "nbytes",
+        "newcomers",
         "notes",
         "number",
         "payloads",
@@ -49,6 +50,7 @@ class Collective:
         self.early: set[int] = set()  # ranks that have the result before the others, because somebody crashed
         self.holders: set[int] = set()
         self.waiters: list[Waiter] = []
+        self.newcomers: tuple[int, ...] | None = None  # who were let in when it was applied
         self.value: Any = None
         self.joined = inf  # when the last rank joined
         self.done = self.applied = self.joining = False

@@ -70,7 +70,8 @@ class VirtualRun(Theatre):
             self._losses.expect(node)
         self._micro_batch_ends = self._end_micro_batch  # one object for all the heap's entries
         self.last_applied = 0.0
-        self._news = self._let_in = False
+        self._news = False
+        self._let_in: Collective | None = None
         more = lambda: self.clock.now < self._until and self._losses.samples_left  # noqa: E731  # used once, below
         self._collectives = VirtualCollectives(self, source, self._faults, self._traffic, cluster.seed, more)
         self.rounds = self.samples_applied = self._empties = 0
@@ -133,8 +134,8 @@ class VirtualRun(Theatre):
         self.nodes[rank].take_over(giver)
         self.clock.at(self.clock.now, self._begin, self.nodes[rank])
 
-    def heard_of_loss(self, node: SimulatedNode, rank: int) -> None:
-        self._losses.heard(node, rank)
+    def heard_of_loss(self, node: SimulatedNode, rank: int) -> bool:
+        return self._losses.heard(node, rank)
 
     # ---- a rank's course
 
@@ -287,7 +288,7 @@ class VirtualRun(Theatre):
 
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
         now = self.clock.now
-        node.finished, node.bids_farewell = not total.working, False
+        node.finished, node.bids_farewell, node.here = not total.working, False, total.ranks
         applied = sum(count for _, count, _ in total.parts)
         node.samples_applied = self.samples_applied if node.own_rounds else node.samples_applied + applied
         if applied:
@@ -304,7 +305,8 @@ class VirtualRun(Theatre):
             noise = node.learner.noise
             if node.rank == 0 and number % NOISE_EVERY == 0 and noise.value is not None:
                 self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
-            self._let_in |= collective.joining and total.working
+            if collective.joining and total.working:
+                self._let_in = collective
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 
     def round_counts(self, collective: Collective) -> None:
@@ -363,9 +365,9 @@ class VirtualRun(Theatre):
         if self._news and self._on_applied is not None:
             applied = self.samples_applied if node.serves else node.samples_applied
             self._on_applied(node.rank, self.clock.now, applied)
-        if self._let_in:
-            self._losses.admit(node)
-        self._news = self._let_in = False
+        if self._let_in is not None:
+            self._losses.admit(node, self._let_in)
+        self._news, self._let_in = False, None
 
     def discard(self, node: SimulatedNode, gradient: Gradient, reason: str) -> None:
         node.unsent -= gradient.count

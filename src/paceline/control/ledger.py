@@ -248,6 +248,11 @@ class Ledger:
         return {str(rank): len(holding) for rank, holding in self._holdings.items()}
 
     @property
+    def progress(self) -> dict[str, int]:
+        """Positions that each rank has brought to an end, as far as is known."""
+        return {str(rank): holding.progress for rank, holding in self._holdings.items()}
+
+    @property
     def remaining(self) -> int | None:
         """Positions that are not settled; None in an endless run."""
         return None if self.epochs is None else self.positions - len(self._settled)

@@ -75,13 +75,13 @@ class Membership:
         self.begun = self.begun or len(self.present) == self.world_size
 
     def _wait_to_join(self, rank: int) -> None:
-        if not self.taking_part or (rank < self.seats and rank not in self.lost):
-            raise PacelineError(f"Rank {rank} cannot join the run any more: it is over.")
         if not self.description.get("admits"):
             raise PacelineError(
                 f"The strategy {self.description.get('strategy')} cannot take a newcomer into a running training yet.",
                 remedy="Start the run again; with run.resume() it goes on from the last checkpoint.",
             )
+        if not self.taking_part or (rank < self.seats and rank not in self.lost):
+            raise PacelineError(f"Rank {rank} cannot join the run any more: it is over.")
         self.joining.add(rank)
 
     def enlist(self, count: int) -> list[int]:

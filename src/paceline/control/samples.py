@@ -85,6 +85,10 @@ class Samples:
     def held(self) -> dict[str, int]:
         return {} if self._ledger is None else self._ledger.held
 
+    @property
+    def progress(self) -> dict[str, int]:
+        return {} if self._ledger is None else self._ledger.progress
+
     def state(self) -> dict[str, Any]:
         """As JSON can carry it."""
         ledger = None if self._ledger is None else self._ledger.state()

@@ -348,6 +348,7 @@ class ControlService:
             "metrics": {str(rank): latest for rank, latest in self._metrics.items()},
             "ledger": self._samples.counters,
             "held": self._samples.held,
+            "progress": self._samples.progress,
             "admits": bool(self._members.description.get("admits")),
         }
 

@@ -234,11 +234,13 @@ class Rank:
     def admit(self, number: int, state: Callable[[], Checkpoint]) -> None:
         """All who take part together, between two rounds: let those in who wait. The first of the others gives them
         the state of the run."""
+        self.node.bear_witness()
         self.collectives.meet_to_admit()
         newcomers, generation = self._control.admit(number)
         while self._control.generation < generation:
             self.check_peers(0.01)
         self.node.make_room(len(self._control.roster))
+        self.node.welcome(newcomers, self._control.status()["progress"])
         for newcomer in newcomers:
             self._told.discard(newcomer)
             self._unexplained.pop(newcomer, None)

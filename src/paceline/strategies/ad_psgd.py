@@ -42,6 +42,7 @@ class AdPsgd(Strategy):
 
     name: ClassVar[str] = "ad-psgd"
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     graph: str = "complete"
     probability: float = 0.0
     seed: int = 0
@@ -76,8 +77,7 @@ class AdPsgd(Strategy):
                 if has_data:
                     moves.step(gradient)
             await pairs.leave()
-            await pairs.meet()
-            moves.meet()
+            await pairs.meet(moves)
 
 
 class Pairs(Company):
@@ -131,3 +131,4 @@ class Pairs(Company):
             self.node.send(rank, "leaves")
         await self.until_gone(self._neighbours, self._gone)
         self._gone.clear()
+        self._answer_due = None  # a lost rank owes one, and its successor does not

@@ -3,7 +3,7 @@
 A rank that is lost is heard of in a message, after all that it had sent. Until the next meeting its neighbours do
 without it, as without one that has no data left. Whoever hears of it ends its round and goes to a meeting; everybody
 hears of it. At the meeting all take the mean of the models of those who are left, and know the same who that is: from
-then on the graph is one over them.
+then on the graph is one over them. A newcomer calls all together, too. It is let in at the meeting, with the mean.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 
-from paceline.node import LOST, Message, Node
+from paceline.node import FOUND, LOST, Message, Node
+from paceline.strategies.centre import end_round
+from paceline.strategies.movers import Mover
 
 
 class Company(ABC):
@@ -19,8 +21,8 @@ class Company(ABC):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.here: tuple[int, ...] = tuple(range(node.world_size))
-        """Who was at the last meeting, the same on all ranks."""
+        self.here = node.here
+        """Who was at the last meeting or was let in there, the same on all ranks."""
         self.lost: set[int] = set()
         self._inbox = node.receive()
 
@@ -38,7 +40,7 @@ class Company(ABC):
         self._inbox = self.node.receive()
         if message.kind == LOST:
             self.lost.add(message.sender)
-        else:
+        elif message.kind != FOUND:
             self.hear(message)
 
     @abstractmethod
@@ -50,8 +52,10 @@ class Company(ABC):
         while any(rank not in gone and rank not in self.lost for rank in neighbours):
             await self.hear_next()
 
-    async def meet(self) -> None:
+    async def meet(self, moves: Mover) -> None:
         """All take the mean of all models."""
-        total = await self.node.mean_model()
-        self.node.adopt(total)
-        self.here = total.ranks
+        self.node.adopt(await self.node.mean_model())
+        moves.meet()
+        end_round(self.node)  # newcomers are let in now
+        self.here = self.node.here
+        self.lost.difference_update(self.here)

@@ -34,14 +34,15 @@ ROUNDS_APART = 2**32  # no rank makes so many between two meetings: each then be
 
 async def gossip(node: Node, plan_for: Callable[[Sequence[int]], Plan], momentum: str, batch: Batch) -> None:
     """What one rank does from the first sample to the last."""
-    circle, meetings = Circle(node), 0
+    circle = Circle(node)
+    node.state.setdefault("meetings", 0)
     while not node.finished:
         plan = plan_for(circle.here)
         constants, part = NOT_ACCELERATED
         if momentum == "acid":
             constants, part = in_rounds(plan.graph, plan.mean_weights(), plan.largest)
         moves = mover(node, momentum, constants)
-        circle.form(plan, meetings * ROUNDS_APART)
+        circle.form(plan, node.state["meetings"] * ROUNDS_APART)
         has_data = True
         while has_data and not circle.is_called:
             moves.begin()
@@ -52,10 +53,9 @@ async def gossip(node: Node, plan_for: Callable[[Sequence[int]], Plan], momentum
                 moves.move(difference.mul_(part))
             if has_data:
                 moves.step(gradient)
-        meetings += 1
+        node.state["meetings"] += 1
         await circle.leave()
-        await circle.meet()
-        moves.meet()
+        await circle.meet(moves)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ class Gossip(Strategy):
     """What the strategies on a graph have in common: which graph it is, and what kind of momentum."""
 
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     graph: str = "ring"
     probability: float = 0.0
     seed: int = 0

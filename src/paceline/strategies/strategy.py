@@ -40,8 +40,8 @@ class Strategy(ABC):
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether a rank can take part from a round on. Not where ranks step alone."""
-        return self.admits and not self.steps_alone
+        """Whether a rank can take part from a round of all on."""
+        return self.admits
 
     @property
     def grows(self) -> bool:
