@@ -62,6 +62,7 @@ def one_linked_fault(strategy: str, kind: str, seed: int) -> dict[str, Any]:
         "lost": lost,
         "words": [] if went_on else words,
         "load": os.getloadavg()[0],
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
     }
 
 

@@ -127,6 +127,7 @@ def one_fault(zygote: Zygote, strategy: str, kind: str, seed: int) -> dict[str, 
         "errors": account(events).errors,
         "words": words,
         "load": os.getloadavg()[0],
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
     }
 
 
