@@ -180,7 +180,7 @@ class Run:
             micro_batch: samples in a micro-batch, the smallest piece of work.
             epochs, seconds: how often every sample is used; take no new micro-batch after so long. Either or both.
             cost: of each sample, in any unit: micro-batches then cost about the same, of at most `micro_batch` samples.
-            balance: `nonzeros` is the cost of sparse rows by their length: the dataset's `nonzeros`, and its `row_cost`.
+            balance: `nonzeros` is the cost of sparse rows by their length: the dataset's `nonzeros` and `row_cost`.
             dataloader_options: passed on to `torch.utils.data.DataLoader`: num_workers, collate_fn, pin_memory, …
         """
         if self._loader is not None:
