@@ -75,6 +75,7 @@ def test_merges_one_after_the_other_are_the_mean_on_every_rank(monkeypatch: pyte
 
 
 def test_a_merge_that_breaks_names_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL", 0)
     """One rank brings a model of another size: the group breaks in the middle, and nobody waits for ever."""
     common, moved = models()
 

@@ -62,7 +62,7 @@ def test_it_is_the_mean_by_the_weights(size: int, weights: list[float], seed: in
 def test_a_small_model_travels_whole_and_nobody_asks_who_has_moved_what() -> None:
     common = torch.zeros(3 * BLOCK + 3)
     sums = add_up([part(common.clone(), common.clone(), 1.0) for _ in range(2)])
-    assert sums.moved.tolist() == [1, 1, 1]
+    assert len(sums.moved) == 0 and sums.chunks == [] and len(sums.head) == len(common) + TRAILER
     assert part(common.clone(), common, 1.0).nbytes == 4 * (3 * BLOCK + 3 + TRAILER)
 
 
@@ -90,7 +90,8 @@ def test_a_model_that_is_not_finite_is_left_out(wrong: float) -> None:
         assert torch.equal(model, common), "nobody has brought a model: it stays"
 
 
-def test_the_smallest_move_travels() -> None:
+def test_the_smallest_move_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL", 0)
     common = torch.zeros(4 * BLOCK)
     model = common.clone()
     model[BLOCK] = 1e-40  # its square is zero

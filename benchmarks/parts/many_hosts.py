@@ -86,7 +86,7 @@ def picture(found: Sequence[Found]) -> str:
         chart = line_chart(
             curves, x_label=f"hosts; {links}", y_label="share of ideal, simulated", x_marks=marks, target=1.0
         )
-        sized = chart.replace("<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', 1)
+        sized = chart.replace("<svg ", f'<svg overflow="visible" width="{WIDTH}" height="{HEIGHT}" ', 1)
         parts.append(f'<g transform="translate({24 + place * (WIDTH + 24)} {top})">{sized}</g>')
     wide, high = 3 * 24 + 2 * WIDTH, top + HEIGHT + 24
     return (

@@ -30,6 +30,7 @@ SETTINGS = {
     "RAY_AUTH_MODE": "disabled",  # a token would be left in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_register_timeout_seconds": "200",  # where the machine is loaded
+    "RAY_health_check_timeout_ms": "60000",
     "RAY_worker_niceness": "0",  # the same: by default actors are the last to get a core
 }
 SCRIPT = """
@@ -233,6 +234,7 @@ def training() -> Callable[[dict[str, Any]], None]:
                     threading.Event().wait()
                 if "joined" in config and os.environ.get("PACELINE_JOINS") == "1" and number == 3:
                     Path(config["joined"]).touch()
+                time.sleep(0.01 if "joined" in config else 0)  # others need the cores to join
                 if "joined" in config and number > 3 and Path(config["joined"]).exists():
                     break
                 optimizer.zero_grad()

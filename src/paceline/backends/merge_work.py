@@ -101,7 +101,9 @@ class MergeWork(WaitableWork[T]):
         movement = self._movement
         head = self._lane.start(movement.head(), Care(movement.head_again), SUM, self.round_number)
         self._form(self._lane)
-        together = movement.everything if movement.small else self._landed(self._start(movement.moved.clone, MAX))
+        together = movement.moved  # of a small model: none
+        if together.numel():
+            together = self._landed(self._start(together.clone, MAX))
         self.nbytes = movement.nbytes_of(together)
         travelling = deque[tuple[Callable[[Tensor], None], Flight]]([(movement.place_head, head)])
         for blocks in movement.chunks(together):

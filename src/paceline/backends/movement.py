@@ -24,7 +24,7 @@ BLOCK = 64
 CHUNK = 2**20
 """Numbers that travel at once, 4 MiB: packed and placed while they are still in a processor's cache."""
 SMALL = 2**19
-"""Numbers of a model that travels whole: to ask first who has moved what would take longer than it saves."""
+"""Numbers of a model that has no blocks and travels whole, at once: to ask first would take longer than it saves."""
 
 
 class Movement:
@@ -40,9 +40,9 @@ class Movement:
     def __init__(self, model: Tensor, common: Tensor, weight: float, trailer: Tensor) -> None:
         self.common, self.weight, self.trailer = common, weight, trailer
         self.works: Callable[[], bool] = lambda: bool(self.trailer[WORKING])
-        self._model, whole = model, model.numel() // BLOCK * BLOCK
+        self._model, whole = model, model.numel() // BLOCK * BLOCK if model.numel() > SMALL else 0
         self._models, self._commons = (each[:whole].view(-1, BLOCK) for each in (model, common))
-        self._rest = model[whole:], common[whole:]  # less than a block: it always travels
+        self._rest = model[whole:], common[whole:]  # in no block: it always travels
 
     @cached_property
     def _differs(self) -> Tensor:
@@ -65,15 +65,6 @@ class Movement:
         """One byte for each block: whether this rank brings anything for it."""
         return self._differs if self.weight else self._models.new_zeros(len(self._models), dtype=torch.uint8)
 
-    @property
-    def small(self) -> bool:
-        """Whether it travels whole, whoever has moved what."""
-        return self._model.numel() <= SMALL
-
-    @property
-    def everything(self) -> Tensor:
-        return torch.ones_like(self._models[:, 0], dtype=torch.uint8)
-
     def leave_out(self) -> None:
         """The model is not finite: it brings nothing."""
         self.weight = 0.0
@@ -88,12 +79,12 @@ class Movement:
     @property
     def nbytes(self) -> int:
         """What travels of what this rank has moved itself."""
-        return self.nbytes_of(self.everything if self.small else self.moved)
+        return self.nbytes_of(self.moved)
 
     def nbytes_of(self, moved: Tensor) -> int:
         """What travels when these blocks do."""
         numbers = int(moved.count_nonzero()) * BLOCK + len(self._rest[0]) + len(self.trailer)
-        return numbers * self.trailer.element_size() + (0 if self.small else len(moved))
+        return numbers * self.trailer.element_size() + len(moved)
 
     def chunks(self, moved: Tensor) -> Iterator[Tensor]:
         """The blocks to travel at once, of those that somebody has moved."""
@@ -106,7 +97,7 @@ class Movement:
         return self.head()
 
     def head(self) -> Tensor:
-        """What travels first: the trailer, and the rest that is no whole block."""
+        """What travels first: the trailer, and the rest that is in no block."""
         return torch.cat([self.trailer, self._packed(*self._rest)])
 
     def pack(self, blocks: Tensor) -> Tensor:
@@ -164,8 +155,8 @@ class Sums(NamedTuple):
 
 
 def moved_by_any(parts: Sequence[Movement]) -> Tensor:
-    """One byte for each block: whether it travels, because some rank brings anything for it."""
-    return parts[0].everything if parts[0].small else torch.stack([part.moved for part in parts]).amax(0)
+    """One byte for each block: whether some rank brings anything for it."""
+    return torch.stack([part.moved for part in parts]).amax(0)
 
 
 def add_up(parts: Sequence[Movement]) -> Sums:
