@@ -134,16 +134,25 @@ class Actors(Ranks):
         return process
 
     def _join(self, rank: int, process: RankActor) -> None:
-        """When Ray has found room for it. The others may be through before that, and then nobody needs it."""
+        """When Ray has found room for it. The others may be through before that, and then nobody needs it. An actor
+        that Ray sends to a node of whose death it does not know yet dies with it, and is made again."""
         import ray
+        from ray.exceptions import RayActorError
 
         self._reasons.pop(rank, None)
-        where = process.actor.where.remote()
-        while not ray.wait([where], timeout=LOOK_SECONDS)[0]:
-            if all(other.poll() is not None or not other.placed for other in self._actors_now):
-                self._reasons[rank] = "Ray had no room for another actor"
-                process.kill()
-                return
+        found = False
+        while not found:
+            where = process.actor.where.remote()
+            while not ray.wait([where], timeout=LOOK_SECONDS)[0]:
+                if all(other.poll() is not None or not other.placed for other in self._actors_now):
+                    self._reasons[rank] = "Ray had no room for another actor"
+                    process.kill()
+                    return
+            try:
+                found = bool(ray.get(where))
+            except RayActorError:
+                time.sleep(LOOK_SECONDS)
+                process.actor = self._spare.make(rank)
         process.placed = True
         try:
             heard = self._run(process.actor, rank, joins=True)
