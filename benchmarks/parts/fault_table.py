@@ -60,7 +60,7 @@ def by_library() -> list[str]:
         pauses = [each["pause"] for each in tries if each["ok"]]
         if tries:
             lines.append(f"| {LIBRARIES[method]} | {len(pauses)} of {len(tries)} | {spread(pauses)} |")
-    return lines
+    return lines if found else []
 
 
 def row(tries: Sequence[dict[str, Any]]) -> str:
