@@ -88,6 +88,7 @@ def random_messages(dice, count):
             "discard": {"ranges": dice.sample(spans, 2), "reason": "not a number"},
             "give_back": {"ranges": dice.sample(spans, 1)},
             "admit": {"number": dice.randrange(3)},
+            "enlist": {"count": dice.randrange(3)},
             "signal": {"round": dice.randrange(9), "samples": dice.randrange(9), "target": dice.randrange(20)},
             "store_set": {"key": dice.choice("abc")},
             "store_add": {"key": dice.choice("nm"), "amount": dice.randrange(9)},
@@ -163,7 +164,7 @@ def test_whoever_adds_a_message_or_a_state_must_think_of_the_journal(tmp_path):
         }
         kept = {
             service._members: {"generation", "begun", "present", "lost", "left", "_reference"}
-            | {"joining", "admissions", "admitted"},
+            | {"joining", "admissions", "admitted", "seats", "numbers"},
             service._samples: {"_ledger", "_terms", "_doubts"},
             service._samples._doubts: {"_silent", "_since"},
             service._signals: {"_rounds", "_samples"},
