@@ -59,7 +59,6 @@ START_SECONDS = 8.0  # of a session on 2 cores; for the estimate that is printed
 # Micro-batches and learning rates, for all the same.
 GRID = ((4, 0.05), (4, 0.1), (4, 0.2), (8, 0.2))
 ATTEMPTS = 2
-CLUSTERS_AT_ONCE = 2  # a session takes 5 s of a core to start; with all at once, whole clusters would come late
 QUICK_METHODS = ("ddp", "ddp-balanced", "post-local-sgd", "all-reduce", "local-sgd:by_speed", "abs-sgd")
 QUICK_CLUSTERS = ("static", "straggler")
 
@@ -75,8 +74,6 @@ class Comparison:
     def __init__(self, book: Book, options: argparse.Namespace) -> None:
         self.book, self.options, self._stop = book, options, threading.Event()
         self.others = [name for name in options.clusters if name != TUNED_ON]
-        firsts = range(0, len(self.others), CLUSTERS_AT_ONCE)
-        self.parts = [self.others[first : first + CLUSTERS_AT_ONCE] for first in firsts]
         self.apart = can_be_apart()
         if not self.apart:
             print("Without rights to make namespaces: bytes are not known, and peers see this machine's network.")
@@ -87,19 +84,20 @@ class Comparison:
         return range(self.options.seeds or method.seeds)
 
     def run(self, methods: Sequence[Method]) -> None:
-        """Tune those who race everywhere, then race them on two clusters after two others: whenever it is ended, what
-        is there is whole. Who starts slowly begins, and then races on all clusters in one session. Who needs the
-        processors for itself comes last."""
-        alone = [method for method in methods if method.alone]
-        methods = sorted((each for each in methods if not each.alone), key=lambda method: not method.at_once)
-        self.all_of([partial(self.tune, method) for method in methods if method.everywhere])
-        everywhere = [method for method in methods if method.everywhere]
-        slow = [partial(self.race, method, self.others) for method in everywhere if method.at_once]
-        rest = [partial(self.race, each, part) for part in self.parts for each in everywhere if not each.at_once]
-        self.all_of(slow + rest + [partial(self.tune, method) for method in methods if not method.everywhere])
-        for each in alone:
-            self.tune(each)
-            self.race(each, self.others)
+        """Those first who have the most races; who needs the processors for itself comes last."""
+        together = sorted(
+            (each for each in methods if not each.alone), key=lambda each: (not each.everywhere, -each.seeds)
+        )
+        self.all_of([partial(self.whole, method) for method in together])
+        for method in methods:
+            if method.alone:
+                self.whole(method)
+
+    def whole(self, method: Method) -> None:
+        """All races of a method: whenever it is ended, what is there is whole, seed by seed."""
+        self.tune(method)
+        if method.everywhere:
+            self.race(method, self.others)
 
     def minutes(self, methods: Sequence[Method]) -> float:
         """About how long all of it takes, if the file is empty and nothing is disturbed."""
@@ -108,7 +106,7 @@ class Comparison:
             seeds = len(self.seeds(method))
             races, sessions = settings + min(FINALISTS, settings) * (seeds - 1), min(seeds, 2)
             if method.everywhere:
-                races, sessions = races + len(self.others) * seeds, sessions + len(self.parts)
+                races, sessions = races + len(self.others) * seeds, sessions + 1
             seconds = races * self.options.seconds + sessions * START_SECONDS
             total += seconds / (1 if method.alone else self.options.jobs) / 60
         return total

@@ -19,7 +19,6 @@ class Method:
         package: what has to be installed, into an environment of its own.
         module: what a session starts.
         everywhere: whether it races on all clusters, or only on the static one.
-        at_once: whether it starts so slowly that one session shall race on all the other clusters.
         seeds: at least; more for those whose factors are asked for.
         alone: whether it needs so much of the processors that races at the same time would disturb each other.
     """
@@ -30,7 +29,6 @@ class Method:
     package: str = ""
     module: str = RANKS
     everywhere: bool = True
-    at_once: bool = False
     alone: bool = False
     seeds: int = SEEDS
 
@@ -87,7 +85,6 @@ METHODS = (
         "TorchTrainer with four workers, TorchConfig(backend='gloo'), prepare_model; the loop of ddp",
         "ray[train]",
         "parts.peers.ray_session",
-        at_once=True,
     ),
     Method("all-reduce", "paceline"),
     Method("balanced", "paceline"),

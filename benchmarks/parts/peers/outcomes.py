@@ -242,7 +242,8 @@ class Book:
         found = [
             each
             for race, each in sorted(self.outcomes.items(), key=lambda item: item[0].seed)
-            if best is not None and race == replace(best, cluster=cluster, seed=race.seed) and not each.disturbed
+            if (race.method, race.cluster) == (method, cluster) and not each.disturbed
+            if best is not None and race == replace(best, cluster=cluster, seed=race.seed)
         ]
         return found if len(found) >= self.about.get("seeds", 1) else []
 

@@ -129,7 +129,8 @@ def _seeds_won(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
     """Of those that both have raced with: on the same samples and the same devices."""
     times = {each.race.seed: each.time_to_target or inf for each in theirs}
     both = [each for each in ours if each.race.seed in times]
-    return f"{sum((each.time_to_target or inf) < times[each.race.seed] for each in both)} of {len(both)}"
+    won = sum((each.time_to_target or inf) < times[each.race.seed] for each in both)
+    return f"{won} of {len(both)}" if both else "–"
 
 
 def _longest(book: Book) -> float:
