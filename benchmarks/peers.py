@@ -36,7 +36,7 @@ from parts.peers.course import (
     Race,
     load_workload,
 )
-from parts.peers.methods import METHODS, Method
+from parts.peers.methods import METHODS, SEEDS, Method
 from parts.peers.outcomes import FINALISTS, TUNED_ON, Book, Outcome, collect
 from parts.peers.picture import draw
 from parts.peers.sessions import (
@@ -53,13 +53,12 @@ from parts.peers.tables import RESULTS, ROOT, write_tables
 from paceline.race.emulation import solo_speed
 from paceline.versions import versions
 
-SECONDS = 20.0
-JOBS = 3
+SECONDS = 24.0
+JOBS = 6
 START_SECONDS = 8.0  # of a session on 2 cores; for the estimate that is printed first
 # Micro-batches and learning rates, for all the same.
 GRID = ((4, 0.05), (4, 0.1), (4, 0.2), (8, 0.2))
 ATTEMPTS = 2
-CLUSTERS_AT_ONCE = 2  # a session takes 5 s of a core to start; with all at once, whole clusters would come late
 QUICK_METHODS = ("ddp", "ddp-balanced", "post-local-sgd", "all-reduce", "local-sgd:by_speed", "abs-sgd")
 QUICK_CLUSTERS = ("static", "straggler")
 
@@ -74,38 +73,40 @@ class Comparison:
 
     def __init__(self, book: Book, options: argparse.Namespace) -> None:
         self.book, self.options, self._stop = book, options, threading.Event()
-        self.seeds = range(options.seeds)
         self.others = [name for name in options.clusters if name != TUNED_ON]
-        firsts = range(0, len(self.others), CLUSTERS_AT_ONCE)
-        self.parts = [self.others[first : first + CLUSTERS_AT_ONCE] for first in firsts]
         self.apart = can_be_apart()
         if not self.apart:
             print("Without rights to make namespaces: bytes are not known, and peers see this machine's network.")
         book.begin(about(self.apart, options))
 
+    def seeds(self, method: Method) -> range:
+        """That the method races with."""
+        return range(self.options.seeds or method.seeds)
+
     def run(self, methods: Sequence[Method]) -> None:
-        """Tune those who race everywhere, then race them on two clusters after two others: whenever it is ended, what
-        is there is whole. Who starts slowly begins, and then races on all clusters in one session. Who needs the
-        processors for itself comes last."""
-        alone = [method for method in methods if method.alone]
-        methods = sorted((each for each in methods if not each.alone), key=lambda method: not method.at_once)
-        self.all_of([partial(self.tune, method) for method in methods if method.everywhere])
-        everywhere = [method for method in methods if method.everywhere]
-        slow = [partial(self.race, method, self.others) for method in everywhere if method.at_once]
-        rest = [partial(self.race, each, part) for part in self.parts for each in everywhere if not each.at_once]
-        self.all_of(slow + rest + [partial(self.tune, method) for method in methods if not method.everywhere])
-        for each in alone:
-            self.tune(each)
-            self.race(each, self.others)
+        """Those first who have the most races; who needs the processors for itself comes last."""
+        together = sorted(
+            (each for each in methods if not each.alone), key=lambda each: (not each.everywhere, -each.seeds)
+        )
+        self.all_of([partial(self.whole, method) for method in together])
+        for method in methods:
+            if method.alone:
+                self.whole(method)
+
+    def whole(self, method: Method) -> None:
+        """All races of a method: whenever it is ended, what is there is whole, seed by seed."""
+        self.tune(method)
+        if method.everywhere:
+            self.race(method, self.others)
 
     def minutes(self, methods: Sequence[Method]) -> float:
         """About how long all of it takes, if the file is empty and nothing is disturbed."""
-        settings, seeds = len(self.options.grid), len(self.seeds)
-        total = 0.0
+        settings, total = len(self.options.grid), 0.0
         for method in methods:
+            seeds = len(self.seeds(method))
             races, sessions = settings + min(FINALISTS, settings) * (seeds - 1), min(seeds, 2)
             if method.everywhere:
-                races, sessions = races + len(self.others) * seeds, sessions + len(self.parts)
+                races, sessions = races + len(self.others) * seeds, sessions + 1
             seconds = races * self.options.seconds + sessions * START_SECONDS
             total += seconds / (1 if method.alone else self.options.jobs) / 60
         return total
@@ -125,13 +126,15 @@ class Comparison:
         method has reached on this cluster."""
         settings = [Race(method.name, TUNED_ON, size, lr, 0, self.options.seconds) for size, lr in self.options.grid]
         self.session(method, settings)
-        others = [replace(each, seed=seed) for each in self.book.finalists(settings) for seed in self.seeds[1:]]
+        others = [replace(each, seed=seed) for each in self.book.finalists(settings) for seed in self.seeds(method)[1:]]
         self.session(method, others)
 
     def race(self, method: Method, clusters: Sequence[str]) -> None:
         best = self.book.best(method.name)
         if best is not None:
-            self.session(method, [replace(best, cluster=name, seed=seed) for name in clusters for seed in self.seeds])
+            self.session(
+                method, [replace(best, cluster=name, seed=seed) for seed in self.seeds(method) for name in clusters]
+            )
 
     def session(self, method: Method, races: Sequence[Race]) -> None:
         """Run those that are not in the book, or were disturbed too much. What fails or is disturbed gets a second
@@ -186,7 +189,7 @@ def about(apart: bool, options: argparse.Namespace) -> dict[str, object]:
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "load": round(os.getloadavg()[0], 2),
         "races_at_once": options.jobs,
-        "seeds": options.seeds,
+        "seeds": options.seeds or SEEDS,
         "versions": found,
         "speed_alone": round(speed_alone(), 4),
         "traffic_apart": apart,
@@ -207,7 +210,7 @@ def options_of() -> argparse.Namespace:
     today = f"{date.today().isoformat()}.jsonl"
     parser.add_argument("--methods", type=names)
     parser.add_argument("--clusters", type=names, help=f"of {', '.join(CLUSTERS)}; each is tuned on {TUNED_ON}")
-    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--seeds", type=int, help="of every method; by default what each has in the list of methods")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a race")
     parser.add_argument("--jobs", type=int, default=JOBS, help="races at the same time: workers sleep most of the time")
     parser.add_argument("--traces", type=Path, default=TRACES)
@@ -220,7 +223,7 @@ def options_of() -> argparse.Namespace:
     quick = options.quick
     options.methods = options.methods or list(QUICK_METHODS if quick else (method.name for method in METHODS))
     options.clusters = options.clusters or list(QUICK_CLUSTERS if quick else CLUSTERS)
-    options.seeds = options.seeds or (1 if quick else 3)
+    options.seeds = options.seeds or (1 if quick else None)
     options.grid = GRID[1:2] if quick else GRID
     options.out = options.out or (
         Path(tempfile.gettempdir()) / f"paceline-peers-quick-{today}" if quick else RESULTS / today

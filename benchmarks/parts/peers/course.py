@@ -25,7 +25,7 @@ from paceline.workloads.workload import Workload
 WORKERS = 4
 WORKLOAD = "digits"
 PIECE = 4  # samples
-PIECE_SECONDS = 0.04  # that they take a device of speed 1; computing takes 0.3 ms of it
+PIECE_SECONDS = 0.08  # that they take a device of speed 1; computing takes 0.3 ms of it
 OPTIMIZER = "nesterov"
 UNEQUAL = (1.0, 1.0, 0.5, 0.25)
 CLUSTERS = {

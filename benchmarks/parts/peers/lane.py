@@ -184,7 +184,7 @@ class Lane:
             found |= {"bytes": bytes_on_loopback() - self._bytes, "start_up": self._start_up, "samples": samples}
             self.snapshots.take(self.ended, samples or self.computed_by_all, flat(model))
             torch.set_num_threads(os.cpu_count() or 1)
-            found["curve"] = [(t, samples, metric) for t, samples, metric, _ in self.snapshots.evaluate()]
+            found["curve"] = list(self.snapshots.evaluate())
             torch.set_num_threads(1)
         (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(found))
         self._stop.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RANKS = "parts.peers.rank"
+SEEDS, MANY_SEEDS = 3, 9
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Method:
         package: what has to be installed, into an environment of its own.
         module: what a session starts.
         everywhere: whether it races on all clusters, or only on the static one.
-        at_once: whether it starts so slowly that one session shall race on all the other clusters.
+        seeds: at least; more for those whose factors are asked for.
         alone: whether it needs so much of the processors that races at the same time would disturb each other.
     """
 
@@ -28,16 +29,22 @@ class Method:
     package: str = ""
     module: str = RANKS
     everywhere: bool = True
-    at_once: bool = False
     alone: bool = False
+    seeds: int = SEEDS
 
 
 METHODS = (
-    Method("ddp", "peer", "DistributedDataParallel(gradient_as_bucket_view=True), gloo; the same batch on every rank"),
+    Method(
+        "ddp",
+        "peer",
+        "DistributedDataParallel(gradient_as_bucket_view=True), gloo; the same batch on every rank",
+        seeds=MANY_SEEDS,
+    ),
     Method(
         "ddp-balanced",
         "by hand",
         "DistributedDataParallel inside Join; batches in proportion to the devices' true mean speeds, losses weighted",
+        seeds=MANY_SEEDS,
     ),
     Method(
         "post-local-sgd",
@@ -78,7 +85,6 @@ METHODS = (
         "TorchTrainer with four workers, TorchConfig(backend='gloo'), prepare_model; the loop of ddp",
         "ray[train]",
         "parts.peers.ray_session",
-        at_once=True,
     ),
     Method("all-reduce", "paceline"),
     Method("balanced", "paceline"),
@@ -88,7 +94,7 @@ METHODS = (
     Method("adaptive-sgd", "paceline"),
     Method("ad-psgd", "paceline"),
     Method("gssp", "paceline", "one server"),
-    Method("abs-sgd", "paceline"),
+    Method("abs-sgd", "paceline", seeds=MANY_SEEDS),
     Method("local-sgd", "paceline", everywhere=False),
     Method("d-psgd", "paceline", everywhere=False),
     Method("matcha", "paceline", everywhere=False),

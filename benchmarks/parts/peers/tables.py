@@ -10,12 +10,14 @@ from pathlib import Path
 from parts.peers.course import CLUSTERS
 from parts.peers.methods import METHODS, Method
 from parts.peers.outcomes import (
-    EARLIER,
+    ALONE_OVERSLEPT,
     EQUAL_SAMPLES,
+    LATER,
     MOST_OVERSLEPT,
     SMOOTHED,
     TARGET,
     TUNED_ON,
+    WINDOW,
     Book,
     Outcome,
     median_time,
@@ -101,24 +103,34 @@ def factors(book: Book) -> list[str]:
     """How many times sooner the best strategy of Paceline is, cluster by cluster."""
     clusters = clusters_of(book)
     rows: dict[str, list[str]] = {"DDP": [], "the best peer as documented": [], "DDP balanced by hand": []}
-    names = []
+    names, seeds = [], []
     for cluster in clusters:
-        time_of = {
-            method: median_time(found) for method in raced(book) if (found := book.at_best(method.name, cluster))
-        }
+        found = {each: outcomes for each in raced(book) if (outcomes := book.at_best(each.name, cluster))}
+        time_of = {method: median_time(outcomes) for method, outcomes in found.items()}
         ours = {method.name: time for method, time in time_of.items() if method.kind == "paceline"}
         peers = [time for method, time in time_of.items() if method.kind == "peer"]
         by_name = {method.name: time for method, time in time_of.items()}
         best = min(ours.values(), default=inf)
-        names.append(f"`{min(ours, key=lambda name: ours[name])}`" if best < inf else "–")
+        first = min(ours, key=lambda name: ours[name], default="")
+        names.append(f"`{first}`" if best < inf else "–")
+        seeds.append(_seeds_won(book.at_best(first, cluster), book.at_best("ddp-balanced", cluster)))
         for name, time in zip(
             rows, (by_name.get("ddp"), min(peers, default=None), by_name.get("ddp-balanced")), strict=True
         ):
             rows[name].append(_factor(time, best, _longest(book)))
+    rows["the same, seeds on which it is sooner"] = seeds
     lines = ["| sooner than | " + " | ".join(SHORT[name] for name in clusters) + " |"]
     lines.append("|---|" + "---:|" * len(clusters))
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
     return [*lines, "| first of Paceline's | " + " | ".join(names) + " |"]
+
+
+def _seeds_won(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
+    """Of those that both have raced with: on the same samples and the same devices."""
+    times = {each.race.seed: each.time_to_target or inf for each in theirs}
+    both = [each for each in ours if each.race.seed in times]
+    won = sum((each.time_to_target or inf) < times[each.race.seed] for each in both)
+    return f"{won} of {len(both)}" if both else "–"
 
 
 def _longest(book: Book) -> float:
@@ -144,16 +156,17 @@ def report(book: Book) -> str:
         "",
         f"{about['machine']}; {versions}. {_load(loads)}{about['races_at_once']} races at a time. "
         f"{len(book.outcomes) - len(counted)} of {len(book.outcomes)} races do not count: their sleeps ended more than "
-        f"{1000 * MOST_OVERSLEPT:g} ms late on average, because others had the processors.",
+        f"{1000 * MOST_OVERSLEPT:g} ms late on average, because others had the processors "
+        f"({1000 * ALONE_OVERSLEPT:g} ms for hivemind, which races alone and has many processes of its own).",
         "",
         f"Races of {_longest(book):.0f} s on real processes; medians of {seeds}, least and most in brackets. "
         "Made from the lines of the file of the same name by `scripts/bench peers --tables`.",
         "",
         *(f"- {SHORT[name]}: {CLUSTERS[name]}" for name in clusters_of(book)),
         "",
-        f"## Seconds to a held-out accuracy of {TARGET}",
+        f"## Seconds to a held-out loss of {TARGET}",
         "",
-        f"The mean of {SMOOTHED} snapshots in a row must reach it; the time is that of the middle one.",
+        f"As the mean over the snapshots of {WINDOW} samples around one.",
         "",
         *table(book, methods, time_cell(book)),
         "",
@@ -175,15 +188,16 @@ def measures(book: Book, methods: Sequence[Method]) -> list[str]:
     """All but the time to the target."""
     per_sample = median_of(lambda each: None if each.bytes is None else each.bytes / each.samples / 1000, ".1f")
     return [
-        f"## Seconds to {EARLIER}",
-        "",
-        "Nobody was tuned for it. Here the curves are steep, and chance counts for less.",
-        "",
-        *table(book, methods, median_of(lambda each: each.time_to(EARLIER) or inf, ".1f")),
-        "",
-        f"## Samples to {TARGET}",
+        f"## Samples to a held-out loss of {TARGET}",
         "",
         *table(book, methods, median_of(lambda each: each.samples_to_target or inf, ",.0f")),
+        "",
+        f"## Seconds to a held-out accuracy of {LATER}",
+        "",
+        f"As the mean of {SMOOTHED} snapshots in a row, as of the middle one. Nobody was tuned for it, and it is far "
+        "more a matter of chance.",
+        "",
+        *table(book, methods, median_of(lambda each: each.time_to_accuracy or inf, ".1f")),
         "",
         "## Share of ideal",
         "",
