@@ -32,8 +32,8 @@ SHORT = {
     "straggler": "straggler",
     "traces": "recorded",
 }
-IN_README = ("ddp", "ddp-balanced", "post-local-sgd", "accelerate-local-sgd", "torchft-local-sgd", "torchft-diloco")
-IN_README += ("hivemind-local", "ray-ddp", "local-sgd:by_speed", "abs-sgd")
+IN_README = ("ddp", "ddp-balanced", "post-local-sgd", "accelerate-local-sgd", "torchft-local-sgd")
+IN_README += ("hivemind-local", "ray-ddp", "abs-sgd")
 BEGIN, END = "<!-- peers: made by scripts/bench peers --tables -->", "<!-- /peers -->"
 WORDS = {"peer": "as documented", "by hand": "by hand", "paceline": "Paceline"}
 
