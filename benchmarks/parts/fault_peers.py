@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,9 @@ def start(method: str, python: Path, folder: Path, stack: ExitStack) -> list[sub
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started, if it leads a session of its own."""
-    if process.poll() is None:
-        process.terminate()
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
+    """With all that it has started: it leads a session of its own, which may outlive it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
