@@ -16,6 +16,7 @@ from paceline.backends.collectives import Collectives, CollectiveWork, MissingRo
 from paceline.backends.flat import TRAILER, WEIGHT
 from paceline.backends.lane import Care
 from paceline.backends.movement import BLOCK, Movement
+from paceline.errors import PacelineError
 
 pytestmark = pytest.mark.parametrize("hosts", ["aaaa", "abab"])
 
@@ -107,7 +108,9 @@ def test_without_the_root_a_broadcast_cannot_go_on(hosts: str) -> None:
     assert together(act, hosts) == [0.0, 1.0, 1.0, 1.0]
 
 
-def test_a_merge_goes_on_by_the_weights_of_those_who_are_left(hosts: str) -> None:
+@pytest.mark.parametrize("refused", [False, True], ids=["", "the store refuses"])
+def test_a_merge_goes_on_by_the_weights_of_those_who_are_left(hosts: str, refused: bool) -> None:
+    """Also if the control plane answers who looks for the lost rank in its store that it is lost."""
     common = torch.arange(3.0 * BLOCK + 5)
 
     def act(rank: int, group: Collectives, town: Town) -> Tensor:
@@ -118,6 +121,14 @@ def test_a_merge_goes_on_by_the_weights_of_those_who_are_left(hosts: str) -> Non
         if rank == 3:
             town.lose(3)
             return own
+        build = group._build
+
+        def refuse_once(lane: str) -> object:
+            vars(group)["_build"] = build
+            raise PacelineError("Rank 3 was lost.")
+
+        if refused:
+            vars(group)["_build"] = refuse_once
         work = group.merge(movement, lambda: own, "The merge", 0)
         work.wait()
         return work.result()

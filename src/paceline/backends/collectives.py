@@ -69,7 +69,7 @@ class Collectives:
         """Called with the generation when those who are left have agreed."""
         self._rounds, self._merges = Lane("rounds"), Lane("merges")
         if not joins:
-            with suppress(ChangedError):  # somebody is lost already: mending forms the group of the others
+            with suppress(ChangedError, PacelineError):  # somebody is lost already: mending forms the others' group
                 self._rounds.repeat(self._build("rounds"), self.ranks)
         self._last_merge: MergeWork[Any] | None = None
 
@@ -109,7 +109,7 @@ class Collectives:
 
     def _form(self, lane: Lane) -> None:
         """The first collective of a lane forms its group. If somebody is lost meanwhile, it is formed by mending."""
-        with lane.lock, suppress(ChangedError, RuntimeError):
+        with lane.lock, suppress(ChangedError, RuntimeError, PacelineError):
             if lane.group is None:
                 lane.repeat(self._build(lane.name), self.ranks)
 
