@@ -334,12 +334,12 @@ def test_what_a_killed_node_held_is_placed_on_another_and_joins(cluster: Any, tm
     killer.join(LONGEST_SECONDS)
     assert result.lost == {} and joined.exists() and result.metrics is not None
     facts = [json.loads((tmp_path / f"facts-{rank}.json").read_text()) for rank in range(2)]
-    assert facts[0]["applied"] == facts[1]["applied"] > 0
+    assert all(fact["applied"] > 0 for fact in facts), "each looks when it leaves its own loop"
     assert used(result.path).errors == ()
 
 
 def test_without_room_the_error_says_what_is_there(cluster: Any, tmp_path: Path) -> None:
-    with pytest.raises(PacelineError, match=r"no room within 1 s for all 2 processes.+'GPU': 9.+Free are CPU 5"):
+    with pytest.raises(PacelineError, match=r"no room within 1 s for all 2 processes.+'GPU': 9.+Free are CPU \d"):
         paceline.ray.fit(
             print, workers=[{"CPU": 1}, {"GPU": 9}], out=tmp_path / "runs", address=cluster.address, join_timeout=1.0
         )
