@@ -18,6 +18,7 @@ from rich.console import Console
 
 from paceline import cli
 from paceline.doctor import command, compute, examination, machine
+from paceline.doctor.advice import CANDIDATES, COMPRESSED, Advice, Expectation
 from paceline.doctor.host import OK, PROBLEM, WARNING, Finding
 from paceline.doctor.words import Speaker
 from paceline.launch.secret import find_secret
@@ -186,6 +187,15 @@ def test_the_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None
     assert "…" not in re.sub(r"cpu, .*…", "", said), "nothing was cut off but a device's long name"
     tables = [line for line in said.splitlines() if not line.startswith("  paceline")]
     assert max(map(len, tables)) <= 80
+
+
+def test_what_is_expected_fits_also_where_the_network_is_slow() -> None:
+    file = io.StringIO()
+    speaker = Speaker(Console(file=file, width=80, force_terminal=True, color_system=None))
+    names = {"local-sgd:steps=128:by_speed": "of own model"} | CANDIDATES | COMPRESSED
+    rows = [Expectation(name, gradients, 1.0, 123_456.0, 12_345.0) for name, gradients in names.items()]
+    speaker.expected(rows, Advice("abs-sgd", 1.0, "nobody waits."), 2)
+    assert "…" not in file.getvalue() and max(map(len, file.getvalue().splitlines())) <= 80
 
 
 def test_settings_are_what_the_command_offers() -> None:

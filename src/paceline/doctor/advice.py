@@ -28,7 +28,7 @@ CANDIDATES = {
     "all-reduce": "fresh",
     "balanced": "fresh",
     "non-blocking": "fresh",
-    "abs-sgd": "one round late",
+    "abs-sgd": "1 round late",
     "local-sgd:by_speed": "of own model",
     "ad-psgd": "of own model",
     "gssp": "late",
@@ -36,7 +36,7 @@ CANDIDATES = {
 """What is simulated, and what its gradients are."""
 COMPRESSED = {
     "all-reduce:compress=int8": "fresh, rounded",
-    "abs-sgd:compress=int8": "one round late, rounded",
+    "abs-sgd:compress=int8": "late, rounded",
 }
 """What is simulated, too, where an all-reduce takes longer than a micro-batch of the fastest worker."""
 SHORTER = 0.75  # of an all-reduce: what int8 saves is then worth its rounding; where latency counts it saves nothing

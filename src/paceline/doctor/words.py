@@ -107,8 +107,8 @@ class Speaker:
 
     def expected(self, expected: Sequence[Expectation], advice: Advice, workers: int) -> None:
         ranks = f"{workers} {'worker' if workers == 1 else 'workers'}"
-        self.headline(f"What the simulator expects of {ranks} like these")
-        header = ["strategy", "share of ideal", "samples/s", "samples/round", "gradients"]
+        self.headline(f"What the simulator expects of {ranks} like these: share of ideal, samples")
+        header = ["strategy", "of ideal", "samples/s", "a round", "gradients"]  # 80 columns with the longest of each
         rows = [
             [
                 each.strategy,
