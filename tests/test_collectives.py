@@ -108,6 +108,46 @@ def test_without_the_root_a_broadcast_cannot_go_on(hosts: str) -> None:
     assert together(act, hosts) == [0.0, 1.0, 1.0, 1.0]
 
 
+def test_nobody_goes_on_before_all_have_what_the_root_gave(hosts: str) -> None:
+    """The root went on, and took the start with it when it was lost before a slow rank had come to it."""
+
+    def act(rank: int, group: Collectives, town: Town) -> float:
+        if rank == 3:
+            while not all(f"came-{other}" in town.said for other in range(3)):
+                pass
+        town.said[f"came-{rank}"] = b""
+        given = torch.tensor([7.0 if rank == 0 else 0.0])
+        group.broadcast(given)
+        if rank == 0:
+            town.lose(0)
+            return float(given)
+        return float(add_up(group, given).finish())
+
+    assert together(act, hosts) == [7.0, 21.0, 21.0, 21.0]
+
+
+def test_what_a_lost_root_gave_to_somebody_reaches_all(hosts: str) -> None:
+    gone = threading.Event()
+
+    def act(rank: int, group: Collectives, town: Town) -> float:
+        given = torch.tensor([7.0 if rank == 0 else 0.0])
+        flight = group._rounds.start(given, Care(), 0)
+        work = CollectiveWork(group, group._rounds, flight, lambda: given, "It")
+        if rank == 3:  # as if it had broken here
+            flight.poll = lambda: flight.held  # type: ignore[method-assign]
+        else:
+            assert work.wait()
+        if rank == 0:
+            town.lose(0)
+            gone.set()
+            return float(given)
+        gone.wait()
+        group.look_around()
+        return float(work.finish())
+
+    assert together(act, hosts) == [7.0] * 4
+
+
 @pytest.mark.parametrize("refused", [False, True], ids=["", "the store refuses"])
 def test_a_merge_goes_on_by_the_weights_of_those_who_are_left(hosts: str, refused: bool) -> None:
     """Also if the control plane answers who looks for the lost rank in its store that it is lost."""

@@ -52,6 +52,30 @@ def responder(asked: list[tuple[str, str | None]], quick: None) -> Iterator[Resp
         yield made
 
 
+@pytest.mark.parametrize("hiccups", [{1}, {2}, {5}, {1, 4}])
+def test_a_machine_that_was_busy_for_a_moment_is_not_a_slow_way(hiccups: set[int]) -> None:
+    """Nor one that is too fast to be believed, because a short transfer was taken for a long one."""
+    made: list[int] = []
+
+    def transfer(nbytes: int) -> float:
+        made.append(nbytes)
+        return 0.002 + nbytes / 1e7 + 0.5 * (len(made) in hiccups)
+
+    assert 1 / probing.seconds_a_byte(transfer, 0.001) == pytest.approx(1e7)
+
+
+def test_a_transfer_over_a_long_way_lasts_several_round_trips() -> None:
+    """A second of latency: what takes less than several would tell nothing but it."""
+    lasted: list[float] = []
+
+    def transfer(nbytes: int) -> float:
+        lasted.append(2.0 + nbytes / 1e7)
+        return lasted[-1]
+
+    assert 1 / probing.seconds_a_byte(transfer, 1.0) == pytest.approx(1e7)
+    assert lasted[-1] > 6.0
+
+
 def test_a_peer_is_measured_and_tells_what_it_is(responder: Responder, asked: list[tuple[str, str | None]]) -> None:
     peer = call(responder.address, SECRET, OWN, "digits", "mlp")
     assert asked == [("digits", "mlp")]

@@ -63,7 +63,7 @@ def rank(scenario: Any, order: dict[str, Any]) -> int:
     end_with_parent()
     warnings.simplefilter("error")
     os.environ.update(order["environment"])
-    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # after its predecessor
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -120,9 +120,13 @@ class Collectives:
         return work.finish()
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Give one rank's tensor to all ranks, in place, now. Nobody overwrites the root's: it can be given again."""
+        """Give one rank's tensor to all ranks, in place, now. Nobody overwrites the root's: it can be given again.
+
+        Nobody goes on before all have it: a root that is lost later has left it to somebody, whatever the network did.
+        """
         flight = self._rounds.start(tensor, Care(), root)
         CollectiveWork(self, self._rounds, flight, lambda: tensor, "The broadcast of the start").finish()
+        self.sum_now(torch.zeros(1, device=self.device), "The meeting after the broadcast of the start")
 
     def broadcast_bytes(self, content: bytes | None, root: int = 0) -> bytes:
         """Give one rank's bytes to all ranks."""
@@ -193,16 +197,18 @@ class Collectives:
 
     def _agree(self, generation: int, here: list[int], lanes: Sequence[Lane]) -> None:
         standings = self._exchange(generation, here, [lane.standing() for lane in lanes])
-        _check_roots(here, lanes)
+        given = [gifts({rank: each[place] for rank, each in standings.items()}) for place in range(len(lanes))]
+        for lane, known in zip(lanes, given, strict=True):
+            _check_roots(here, lane, known)
         before, groups = (self.generation, self.ranks), []
         self.generation, self.ranks = generation, here
         try:
             for place, lane in enumerate(lanes):
                 needed = any(each[place].started for each in standings.values())
                 groups.append(self._build(lane.name) if needed else None)
-            for place, lane in enumerate(lanes):
-                for gift in gifts({rank: each[place] for rank, each in standings.items()}):
-                    self._give(lane, gift, groups[place])
+            for lane, known, group in zip(lanes, given, groups, strict=True):
+                for gift in known:
+                    self._give(lane, gift, group)
         except BaseException:
             self.generation, self.ranks = before
             for group in groups:
@@ -345,8 +351,10 @@ def _give_up(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def _check_roots(here: list[int], lanes: Sequence[Lane]) -> None:
-    missing = [root for lane in lanes for root in lane.roots if root not in here]
+def _check_roots(here: list[int], lane: Lane, given: list[Gift]) -> None:
+    """What nobody who is left can give must come from a rank that is here."""
+    numbers = {gift.number for gift in given}
+    missing = [root for number, root in lane.roots.items() if root not in here and number not in numbers]
     if missing:
         raise MissingRootError(
             f"Rank {missing[0]} was lost before it had given the others what they need of it.",

@@ -206,10 +206,10 @@ class Lane:
             self._flights[number].launch(group, ranks)
 
     @property
-    def roots(self) -> list[int]:
-        """Ranks whose tensors are awaited."""
-        ways = [self._flights[number].way for number in self._lacking()]
-        return [way for way in ways if isinstance(way, int)]
+    def roots(self) -> dict[int, int]:
+        """Ranks whose tensors are awaited, by the numbers of the collectives that bring them."""
+        ways = {number: self._flights[number].way for number in self._lacking()}
+        return {number: way for number, way in ways.items() if isinstance(way, int)}
 
     @property
     def troubled(self) -> bool:

@@ -22,7 +22,7 @@ from paceline.simulator.network import Network
 
 PAYLOAD_LIMIT = 64 * 2**20
 FIRST_BYTES, GROWTH = 2**16, 4
-LONG_ENOUGH = 0.2  # seconds: many round trips, so that TCP has found its pace
+LONG_ENOUGH, ROUND_TRIPS_WITHIN = 0.2, 5  # seconds and round trips, so that TCP has found its pace
 ROUND_TRIPS, TRANSFERS = 50, 3
 PROBING_SECONDS = 60.0  # for all transfers; a link that needs longer is of no use to a run
 EXAMINING_SECONDS = 180.0
@@ -106,6 +106,29 @@ def reaches(address: tuple[str, int], secret: bytes) -> bool:
     return True
 
 
+def seconds_a_byte(transfer: Callable[[int], float], latency: float) -> float:
+    """What one byte more costs, by transfers of sizes that grow until one is long enough to tell.
+
+    One long transfer may be a machine that was busy, which says nothing about the way: so one that is not very long is
+    repeated, and counts with the median.
+
+    Args:
+        transfer: takes a number of bytes there, or back, and says how many seconds went by.
+        latency: of one way, in seconds.
+
+    >>> round(1 / seconds_a_byte(lambda nbytes: 0.002 + nbytes / 1e6, 0.001))
+    1000000
+    """
+    nbytes, enough = FIRST_BYTES, max(LONG_ENOUGH, ROUND_TRIPS_WITHIN * 2 * latency)
+    while True:
+        seconds = transfer(nbytes)
+        if enough <= seconds < 10 * enough or nbytes == PAYLOAD_LIMIT:
+            seconds = median([seconds, *(transfer(nbytes) for _ in range(TRANSFERS - 1))])
+        if seconds >= enough or nbytes == PAYLOAD_LIMIT:
+            return max(seconds - 2 * latency, 1e-9) / nbytes
+        nbytes = min(nbytes * GROWTH, PAYLOAD_LIMIT)
+
+
 class Caller:
     """The side that measures, over a connection to a `Responder`."""
 
@@ -128,16 +151,11 @@ class Caller:
         return Network(latency=latency, bandwidth=1 / slower), apart
 
     def _seconds_a_byte(self, upwards: bool, latency: float) -> float:
-        nbytes, seconds = FIRST_BYTES, 0.0
-        while True:
+        def transfer(nbytes: int) -> float:
             payload, wanted = (bytes(nbytes), 0) if upwards else (b"", nbytes)
-            seconds, _ = self._round_trip(payload, wanted)
-            if seconds >= LONG_ENOUGH or nbytes >= PAYLOAD_LIMIT:
-                break
-            nbytes = min(nbytes * GROWTH, PAYLOAD_LIMIT)
-        again = TRANSFERS - 1 if seconds < 10 * LONG_ENOUGH else 0
-        seconds = median([seconds, *(self._round_trip(payload, wanted)[0] for _ in range(again))])
-        return max(seconds - 2 * latency, 1e-9) / nbytes
+            return self._round_trip(payload, wanted)[0]
+
+        return seconds_a_byte(transfer, latency)
 
     def _round_trip(self, payload: bytes, wanted: int) -> tuple[float, float]:
         """Seconds, and how far the other clock is ahead of the middle of them."""
