@@ -6,6 +6,9 @@ A rank is lost by never joining, as one that hangs: then nothing breaks, and onl
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,9 +41,21 @@ def test_what_nobody_holds_is_repeated_without_the_lost_rank(hosts: str) -> None
     assert together(act, hosts) == [111.0, 111.0, 111.0, 0.0]
 
 
-def test_what_one_rank_holds_the_others_get_bit_for_bit(hosts: str) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["", "its giver is slow"])
+def test_what_one_rank_holds_the_others_get_bit_for_bit(hosts: str, slow: bool) -> None:
     """Rank 0 holds the second sum, with the lost rank's part in it; the others hear of the loss before they look."""
     gone = threading.Event()
+
+    def give_slowly(group: Collectives, town: Town) -> Callable[..., None]:
+        give = group._give
+
+        def act(*gift: Any) -> None:
+            looks = town.looks
+            while town.looks < looks + 8:  # the others wait, look around, and wait on
+                time.sleep(0.001)
+            give(*gift)
+
+        return act
 
     def act(rank: int, group: Collectives, town: Town) -> Tensor:
         add_up(group, torch.tensor([1.0])).finish()
@@ -49,6 +64,8 @@ def test_what_one_rank_holds_the_others_get_bit_for_bit(hosts: str) -> None:
             assert second.wait()
             town.lose(3)
             gone.set()
+            if slow:
+                group._give = give_slowly(group, town)  # type: ignore[method-assign]
         gone.wait()
         if rank == 3:
             return torch.zeros(1)

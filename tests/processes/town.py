@@ -28,6 +28,8 @@ class Town:
         self.present = Present(0, frozenset(), frozenset())
         self.said: dict[str, bytes] = {}
         self._store = c10d.HashStore()
+        self.looks = 0
+        """How often a rank has looked who is here."""
 
     def lose(self, *ranks: int) -> None:
         self.present = Present(self.present.generation + 1, self.present.lost | set(ranks), frozenset())
@@ -36,6 +38,7 @@ class Town:
         pass
 
     def membership(self) -> Present:
+        self.looks += 1
         return self.present
 
     def host_of(self, rank: int) -> str:

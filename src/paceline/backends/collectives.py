@@ -245,14 +245,9 @@ class Collectives:
             flight.hold()
 
     def _wait_for(self, work: Any) -> None:
-        while True:
-            try:
-                work.wait(timedelta(seconds=SLICE))
-                return
-            except RuntimeError as error:
-                self._stop_if_changed(self.generation)
-                if "imed out" not in str(error):
-                    raise
+        """Until it is sent, or received. In one wait: gloo closes the connection when a wait for one of these ends
+        without it, and the other side may only be slow."""
+        self._on_a_thread(work.wait, self.generation)
 
     def _stop_if_changed(self, generation: int) -> None:
         if self._peers.membership().generation != generation:
@@ -297,18 +292,21 @@ class Collectives:
     # ---- groups
 
     def _build(self, lane: str) -> Any:
-        """The process group of those who are here. On a thread of its own: while it looks for a rank that dies
-        meanwhile, nothing wakes it."""
-        generation, made, failed = self.generation, list[Any](), list[BaseException]()
-        store = c10d.PrefixStore(lane, self._peers.store(generation))
+        """The process group of those who are here."""
+        store = c10d.PrefixStore(lane, self._peers.store(self.generation))
+        return self._on_a_thread(lambda: self._made(store), self.generation)
 
-        def build() -> None:
+    def _on_a_thread(self, act: Callable[[], T], generation: int) -> T:
+        """What nothing wakes while it waits for a rank that dies meanwhile."""
+        made, failed = list[T](), list[BaseException]()
+
+        def run() -> None:
             try:
-                made.append(self._made(store))
+                made.append(act())
             except BaseException as error:
                 failed.append(error)
 
-        thread = threading.Thread(target=build, daemon=True, name=f"paceline-group-{generation}")
+        thread = threading.Thread(target=run, daemon=True, name=f"paceline-group-{generation}")
         thread.start()
         while thread.is_alive():
             thread.join(SLICE)
