@@ -1,7 +1,8 @@
 """Made-up sparse rows with many labels, of the statistics of real sets and of any size: for those who have no files.
 
 Features and labels follow power laws, and rows are of very different length. Labels depend on features: each label has
-a few features of its own, its topic, and most non-zeros of a row come from the topics of its labels.
+a few features of its own, its topic, and most non-zeros of a row come from the topics of its labels. Where rows have
+very many labels, half of them are of one theme.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ LABEL_SHIFT = 10.0
 SHIFT_OF_LONG_LISTS = 40.0
 """Of rows with very many labels each, in which the first one would be in most rows and to name it always a good guess:
 Delicious-200k's, for which published methods name a right label first in less than half of the rows."""
+THEMATIC_PART = 0.5
+"""Of the labels of a row with very many: they belong together, as the tags of one page do. Were each drawn for itself,
+a row would have too few features of each to tell it by."""
+LISTS_IN_A_THEME = 8
+"""So many times the labels of a row belong to a theme."""
 LENGTH_DEVIATION = 0.8
 """Of the logarithm of a row's length: EURLex-4K's."""
 TOPICAL = 0.6
@@ -49,6 +55,7 @@ class Likeness:
         features, labels, rows, held_out: how many.
         nonzeros, labels_a_row: of a row, on average.
         shift: of the labels' power law.
+        thematic: part of a row's labels that are of one theme.
     """
 
     features: int
@@ -58,6 +65,12 @@ class Likeness:
     nonzeros: float
     labels_a_row: float
     shift: float = LABEL_SHIFT
+    thematic: float = 0.0
+
+    @property
+    def themes(self) -> int:
+        """How many there are. Labels belong to them in turn, in the order of their frequency."""
+        return max(1, round(self.labels / (LISTS_IN_A_THEME * self.labels_a_row)))
 
     @property
     def topic(self) -> int:
@@ -68,7 +81,7 @@ class Likeness:
         """So many times the features, labels and rows; rows stay as they are, as far as there are features for them.
 
         >>> LIKE["amazon-670k"].times(0.01)
-        Likeness(features=1360, labels=6701, rows=4905, held_out=1531, nonzeros=75.7, labels_a_row=5.5, shift=10.0)
+        Likeness(features=1360, labels=6701, rows=4905, held_out=1531, nonzeros=75.7, labels_a_row=5.5, shift=10.0, thematic=0.0)
         """
         sizes = {name: ceil(getattr(self, name) * scale) for name in ("features", "labels", "rows", "held_out")}
         smaller = replace(self, **sizes)
@@ -81,7 +94,7 @@ class Likeness:
 
 LIKE = {
     "eurlex-4k": Likeness(5_000, 3_993, 15_539, 3_809, 237.1, 5.3),
-    "delicious-200k": Likeness(782_585, 205_443, 196_606, 100_095, 301.2, 75.5, SHIFT_OF_LONG_LISTS),
+    "delicious-200k": Likeness(782_585, 205_443, 196_606, 100_095, 301.2, 75.5, SHIFT_OF_LONG_LISTS, THEMATIC_PART),
     "amazon-670k": Likeness(135_909, 670_091, 490_449, 153_025, 75.7, 5.5),
 }
 
@@ -162,6 +175,10 @@ class SparseGenerator:
         wanted_labels = 1 + chance.poisson(sizes.labels_a_row - 1, count)
         rows = np.repeat(np.arange(count), np.ceil(SPARE * wanted_labels).astype(np.int64))
         drawn = power_law(chance.random(len(rows)), sizes.labels, LABEL_EXPONENT, sizes.shift)
+        if sizes.thematic:
+            theme = chance.integers(sizes.themes, size=count)
+            near = np.minimum(drawn - drawn % sizes.themes + theme[rows], sizes.labels - 1)
+            drawn = np.where(chance.random(len(rows)) < sizes.thematic, near, drawn)
         label_counts, labels = distinct(rows, drawn, wanted_labels)
         wanted = row_lengths(count, sizes, chance)
         rows = np.repeat(np.arange(count), np.ceil(SPARE * wanted).astype(np.int64) + 1)
