@@ -80,8 +80,9 @@ class Likeness:
     def times(self, scale: float) -> Likeness:
         """So many times the features, labels and rows; rows stay as they are, as far as there are features for them.
 
-        >>> LIKE["amazon-670k"].times(0.01)
-        Likeness(features=1360, labels=6701, rows=4905, held_out=1531, nonzeros=75.7, labels_a_row=5.5, shift=10.0, thematic=0.0)
+        >>> smaller = LIKE["amazon-670k"].times(0.01)
+        >>> smaller.features, smaller.labels, smaller.rows, smaller.held_out, smaller.nonzeros
+        (1360, 6701, 4905, 1531, 75.7)
         """
         sizes = {name: ceil(getattr(self, name) * scale) for name in ("features", "labels", "rows", "held_out")}
         smaller = replace(self, **sizes)
