@@ -23,7 +23,7 @@ RATES = (0.05, 0.1, 0.2, 0.4)
 TUNING_SEEDS, TUNING_SECONDS = 3, 10.0
 MICRO_BATCH_SECONDS = 0.02
 RANK = Path(__file__).with_name("serving_rank.py")
-WAYS = ("echo", "asp")
+WAYS = ("echo", "asp:delay_cure=none", "asp")  # with its cures workers compute, too, on the same cores
 TURNS, SERVED = 3, 2  # workers that keep one server busy
 
 
@@ -64,7 +64,7 @@ def best_rate(spec: RaceSpec, folder: Path) -> float:
 
 
 def serving() -> None:
-    """Push and pull of 100 MB: messages alone, and a server that steps with what is pushed; in turns."""
+    """Push and pull of 100 MB: messages alone, and servers that step with what is pushed; in turns."""
     say_machine()
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
@@ -74,11 +74,9 @@ def serving() -> None:
     for way, each in found.items():
         rates = " ".join(f"{one['rate']:.0f}" for one in each)
         memory = max(one["memory"] for one in each)
-        print(f"{way:6} MB a second, push and pull: {rates}; the server's memory, in models: {memory:.1f}")
-    ratios = [served["rate"] / alone["rate"] for alone, served in zip(found["echo"], found["asp"], strict=True)]
-    print(
-        f"A server takes {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) of the transport's rate"
-    )
+        ratios = [served["rate"] / alone["rate"] for alone, served in zip(found["echo"], each, strict=True)]
+        part = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) of the transport's"
+        print(f"{way}: {rates} MB a second, push and pull, {part}; the server's memory, in models: {memory:.1f}")
 
 
 def one_server(way: str, folder: Path) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """One rank of the measurements of `serving`: serving_rank.py WAY FOUND
 
-`echo`: 100 MB to the server and 100 MB back, and nothing else. `asp`: the same with a server that steps."""
+`echo`: 100 MB to the server and 100 MB back, and nothing else. `asp…`: the same with a server that steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def transport(way: str, found: Path) -> None:
     nbytes = sum(gradient.nbytes for gradient in gradients)
     steps = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)  # torch imports 80 MB for it
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - nbytes
-    with paceline.Run(Echo() if way == "echo" else "asp:overlap=never") as run:
+    with paceline.Run(Echo() if way == "echo" else f"{way}:overlap=never") as run:
         loader = run.loader(TensorDataset(torch.zeros(64)), micro_batch=1, seconds=SECONDS)
         optimizer = run.optimizer(steps, model)
         count, began = 0, 0.0
