@@ -62,6 +62,9 @@ class Zygote:
         command = [sys.executable, "-u", str(HERE / "zygote.py")]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        assert self._process.stdout is not None
+        self._said = select.poll()  # not select: tests before this one may have opened more than 1,024 files
+        self._said.register(self._process.stdout, select.POLLIN)
         self._codes: dict[int, int] = {}
         self._buffer = b""
         assert "ready" in self._answer(IMPORT_SECONDS)
@@ -97,7 +100,7 @@ class Zygote:
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
-            if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not self._said.poll(1000 * max(0.0, deadline - time.monotonic())):
                 return {}
             self._buffer += os.read(self._process.stdout.fileno(), 65536)
         line, _, self._buffer = self._buffer.partition(b"\n")
