@@ -58,7 +58,7 @@ VARIANTS = {
 OURS, RIVAL = "adaptive-sgd", "elastic-averaging"
 RATES = (0.3, 1.0, 3.0, 5.6, 10.0, 18.0, 30.0)
 MERGES = 60  # of --settling
-MICRO_BATCH_SECONDS = 0.06  # of a device of speed 1, on processes: four times what it computes here
+MICRO_BATCH_SECONDS = 0.06  # of a device of speed 1, on processes: many times what it computes here
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,25 @@ from paceline.summary import account
 
 Ranks = Callable[..., Any]
 SAMPLES, EPOCHS = 61, 20  # of `train_with_newcomers`
-STRATEGIES = (
+EACH_WAY_OF_ADDING_UP = (
     "all-reduce",
-    "balanced",
-    "abs-sgd",
     "abs-sgd:delay_cure=acco",
-    "abs-sgd:trigger=fastest",
     "rennala",
     "non-blocking:unfinished=finish:mini_batches=2",
     "local-sgd:steps=2",
     "all-reduce:compress=int8",
-    "abs-sgd:compress=fp16",
-    "adaptive-sgd:mega_batch=24",
     "adaptive-sgd:mega_batch=24:overlap:momentum=0.5",
     "elastic-averaging:steps=2",
+)
+STRATEGIES = (
+    *EACH_WAY_OF_ADDING_UP,
+    "balanced",
+    "abs-sgd",
+    "abs-sgd:trigger=fastest",
+    "abs-sgd:compress=fp16",
+    "adaptive-sgd:mega_batch=24",
     "crossbow",
 )
-EACH_WAY_OF_ADDING_UP = ("all-reduce", "abs-sgd:delay_cure=acco", "rennala", *STRATEGIES[6:9], *STRATEGIES[11:13])
 ALONE = ("d-psgd", "matcha:graph=star", "ad-psgd", "non-blocking:topology=d-psgd:unfinished=finish:mini_batches=2")
 REPLICAS = ("local-sgd", "adaptive-sgd", "elastic-averaging", "crossbow")
 """Whose optimizers have a memory of their own on each rank."""
