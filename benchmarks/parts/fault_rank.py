@@ -5,6 +5,7 @@ program it forks such ranks (see `forked`); with arguments it is one: fault_rank
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -69,6 +70,8 @@ def fork_ranks() -> None:
     """Until the orders end; then those who are left end with this process."""
     alive: set[int] = set()
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)  # the first one imports 800 modules: once, not in each rank
+    gc.collect()
+    gc.freeze()  # else the first collection of every rank copies all pages of what was imported
     say({"ready": os.getpid()})
     while True:
         for pid in list(alive):

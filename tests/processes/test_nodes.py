@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kinds import ALL_TOGETHER
 
 from paceline.node import GIVEN_UP
-from paceline.strategies import STRATEGIES, create
 from paceline.summary import account
 
 Ranks = Callable[..., Any]
-TOGETHER = [name for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for the others
 REPLICAS = "local-sgd", "adaptive-sgd", "elastic-averaging", "crossbow"  # each rank has a model between two rounds
 SAMPLES = 90
 
@@ -61,7 +60,7 @@ def test_the_ledger_of_a_run_that_asks_for_everything(ranks: Ranks, nproc: int) 
     assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (books.applied, discarded)
 
 
-@pytest.mark.parametrize("strategy", [*TOGETHER, "abs-sgd:delay_cure=acco", "abs-sgd:min_micro_batches=3"])
+@pytest.mark.parametrize("strategy", [*ALL_TOGETHER, "abs-sgd:delay_cure=acco", "abs-sgd:min_micro_batches=3"])
 def test_the_state_in_the_middle_of_training_is_the_committed_one(ranks: Ranks, strategy: str) -> None:
     outcome = ranks("train_looking", 2, strategy=strategy, samples=SAMPLES)
     first, *_ = outcome.facts

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import ALL_TOGETHER, TOGETHER
 
 from paceline.control.ledger import order
 from paceline.run.checkpoint import read
-from paceline.strategies import STRATEGIES, create
 
 SAMPLES, EPOCHS = 50, 3
 Ranks = Callable[..., Any]
 SHORT = {"adaptive-sgd": "adaptive-sgd:mega_batch=16"}  # by default these data are two rounds
-TOGETHER = [SHORT.get(name, name) for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for others
+CHANGES = [
+    *((name, 2, 3) for name in (*ALL_TOGETHER, "adaptive-sgd:mega_batch=16:overlap")),
+    *((name, *ranks) for name in TOGETHER for ranks in ((3, 1), (1, 2))),
+]
 
 
 def used_by(path: Path) -> list[tuple[int, int]]:
@@ -37,11 +40,11 @@ def checkpoints(outcome: Any) -> list[Path]:
     return sorted((outcome.folder / "checkpoints").glob("round-*"))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
-@pytest.mark.parametrize("strategy", [*TOGETHER, "adaptive-sgd:mega_batch=16:overlap"])
+@pytest.mark.parametrize(("strategy", "before", "after"), CHANGES)
 def test_what_a_checkpoint_holds_is_where_the_next_run_begins(
     ranks: Ranks, strategy: str, before: int, after: int
 ) -> None:
+    strategy = SHORT.get(strategy, strategy)
     first = ranks("train_saving", before, strategy=strategy, samples=SAMPLES, epochs=EPOCHS, save_at=[1])
     (path,) = checkpoints(first)
     saved = read(path)

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import TOGETHER
 from torch.optim import lr_scheduler as schedules
 
 from paceline.run.checkpoint import read
-from paceline.strategies import STRATEGIES, create
 
 SAMPLES, MICRO_BATCH, EPOCHS, START = 120, 4, 3, 0.05
 Ranks = Callable[..., Any]
-TOGETHER = [name for name in STRATEGIES if not create(name).steps_alone]  # see test_alone for the others
 Rates = list[tuple[int, float]]
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "exponential": lambda optimizer: schedules.ExponentialLR(optimizer, gamma=0.9),
@@ -75,8 +74,14 @@ def test_a_schedule_stepped_in_the_loop_moves_by_samples(ranks: Ranks, strategy:
         assert fast > slow, "the loops have called it unequally often"
 
 
-@pytest.mark.parametrize(("over", "first"), [("run", "optimizer"), ("torch", "optimizer"), ("torch", "scheduler")])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "over", "first"),
+    [
+        *((schedule, "torch", "scheduler") for schedule in SCHEDULES),
+        ("one-cycle", "torch", "optimizer"),
+        ("one-cycle", "run", "optimizer"),
+    ],
+)
 def test_whatever_it_is_and_wherever_it_was_made(ranks: Ranks, schedule: str, over: str, first: str) -> None:
     options = {"samples": SAMPLES, "epochs": EPOCHS, "stepped": "micro-batch", "slow": {"0": 0.003}}
     made = {"schedule": schedule, "over": over, "first": first}
@@ -109,7 +114,7 @@ def test_a_schedule_that_nobody_steps_stands_still(ranks: Ranks) -> None:
     assert {rate for _, rate in outcome.facts[0]["rates"]} == {START}
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_a_resumed_run_goes_on_with_the_schedule(ranks: Ranks, strategy: str, after: int) -> None:
     """Also with another number of ranks: what a step of the schedule stands for is as it was."""

@@ -8,6 +8,7 @@ with the test run, and its ranks die with it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -32,6 +33,8 @@ def main() -> None:
 
     known = vars(scenarios) | vars(scenarios_alone) | vars(scenarios_sparse)
     alive: set[int] = set()
+    gc.collect()
+    gc.freeze()  # else the first collection of every rank copies all pages of what was imported
     say({"ready": os.getpid()})
     while True:
         for pid in list(alive):
