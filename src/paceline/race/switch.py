@@ -33,38 +33,45 @@ class Switch:
     def __init__(self, links: list[tuple[float, float, float]]) -> None:
         self._links, self._chance = links, random.Random(0)
         self._busy = {(host, way): 0.0 for host in range(len(links)) for way in ("up", "down")}
-        self._on_the_way: list[tuple[float, int, int, bytes]] = []
+        self._travelling: list[tuple[float, int, int, bytes]] = []  # by when each is at its receiver's link
+        self._arriving: list[tuple[float, int, int, bytes]] = []  # by when each is there
+        self._shortest = min(delay for _, delay, _ in links)
         self._number = 0
 
     def take(self, sender: int, packet: bytes, now: float) -> None:
         """A host sends a packet. What is for nobody here, or finds the queues full, is dropped."""
-        if packet[0] >> 4 != VERSION_4 or not 0 < packet[DESTINATION] <= len(self._links):
+        if packet[0] >> 4 == VERSION_4 and 0 < packet[DESTINATION] <= len(self._links):
+            self._pass(now, sender, "up", self._travelling, packet[DESTINATION] - 1, packet)
+
+    def _pass(
+        self, now: float, host: int, way: str, to: list[tuple[float, int, int, bytes]], receiver: int, packet: bytes
+    ) -> None:
+        """Through one direction of a link, in the order of coming there."""
+        rate, delay, loss = self._links[host]
+        at = max(now, self._busy[host, way]) + 8 * len(packet) / rate
+        if at - now > LONGEST_QUEUE:
             return
-        receiver = packet[DESTINATION] - 1
-        at = now
-        for host, way in ((sender, "up"), (receiver, "down")):
-            rate, delay, loss = self._links[host]
-            at = max(at, self._busy[host, way]) + 8 * len(packet) / rate
-            if at - now > LONGEST_QUEUE:
-                return
-            self._busy[host, way] = at
-            if loss and self._chance.random() < loss:
-                return
-            at += delay
-        self._number += 1  # of two for the same moment, the first goes first
-        heapq.heappush(self._on_the_way, (at, self._number, receiver, packet))
+        self._busy[host, way] = at
+        if not loss or self._chance.random() >= loss:
+            self._number += 1  # of two for the same moment, the first goes first
+            heapq.heappush(to, (at + delay, self._number, receiver, packet))
 
     def due(self, now: float) -> list[tuple[int, bytes]]:
         """Packets that have arrived, each with its receiver."""
+        while self._travelling and self._travelling[0][0] <= now:
+            at, _, receiver, packet = heapq.heappop(self._travelling)
+            self._pass(at, receiver, "down", self._arriving, receiver, packet)
         arrived = []
-        while self._on_the_way and self._on_the_way[0][0] <= now:
-            _, _, receiver, packet = heapq.heappop(self._on_the_way)
+        while self._arriving and self._arriving[0][0] <= now:
+            _, _, receiver, packet = heapq.heappop(self._arriving)
             arrived.append((receiver, packet))
         return arrived
 
     @property
     def next_at(self) -> float | None:
-        return self._on_the_way[0][0] if self._on_the_way else None
+        """Nothing arrives before: of what still travels, no link takes less than the shortest."""
+        travelling = [at + self._shortest for at, *_ in self._travelling[:1]]
+        return min([*travelling, *(at for at, *_ in self._arriving[:1])], default=None)
 
 
 def main() -> None:
