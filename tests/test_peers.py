@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from paceline.strategies import STRATEGIES
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import peers  # noqa: E402  (benchmarks are no package)
 from parts.peers.course import CLUSTERS, PIECE, PIECE_SECONDS, WORKERS, Pace, PacedDevice, Race, paces, shares_of  # noqa: E402  (benchmarks are no package)
 from parts.peers.lane import Blocks  # noqa: E402  (benchmarks are no package)
 from parts.peers.methods import METHODS  # noqa: E402  (benchmarks are no package)
@@ -122,6 +124,15 @@ def test_disturbed_races_do_not_count(tmp_path: Path) -> None:
     assert book.at_best("ddp", "static") == [undisturbed]
     book.begin({"seeds": 3})
     assert book.at_best("ddp", "static") == [], "three seeds are wanted"
+
+
+@pytest.mark.parametrize(("asked", "needed"), [(None, 3), (1, 1), (21, 3)])
+def test_who_asks_for_many_seeds_does_not_empty_the_cells_that_have_fewer(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, needed: int
+) -> None:
+    monkeypatch.setattr(peers, "speed_alone", lambda: 1.0)
+    options = argparse.Namespace(methods=[], jobs=1, seeds=asked)
+    assert peers.about(True, options)["seeds"] == needed
 
 
 def test_a_file_without_any_race_that_counts_has_tables_too(tmp_path: Path) -> None:
