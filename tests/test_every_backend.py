@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.backends.learners import Data
 from paceline.backends.simulated import simulate
+from paceline.backends.sources import Data
 from paceline.launch.local import launch
 from paceline.node import GIVEN_UP
 from paceline.record import Event, MemoryRecorder, read_events

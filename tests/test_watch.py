@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from paceline.backends.learners import Data
 from paceline.backends.replica import Replica
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import simulate
+from paceline.backends.sources import Data
 from paceline.backends.watch import GROWTH, USELESS_ROUNDS, Watch
 from paceline.errors import PacelineError
 from paceline.record import MemoryRecorder

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.backends.learners import Data
 from paceline.backends.replica import Replica
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import simulate
+from paceline.backends.sources import Data
 from paceline.node import Gradient, Node, Work
 from paceline.record import Event, MemoryRecorder
 from paceline.rules.learning_rate import StepScale

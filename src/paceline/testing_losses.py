@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from paceline.backends.learners import Data
 from paceline.backends.simulated import simulate
+from paceline.backends.sources import Data
 from paceline.control.membership import ON_NOTICE
 from paceline.node import GIVEN_UP
 from paceline.record import Event, MemoryRecorder

@@ -98,6 +98,18 @@ def test_who_cannot_join():
         over.arrive(1, RUN | ADMITS, None, now=1.0)
 
 
+def test_a_server_cannot_be_replaced_and_a_worker_can():
+    served = RUN | ADMITS | {"servers": 1}
+    members = arrived(served, served, served)
+    assert members.servers == range(2, 3)
+    for rank in (1, 2):
+        members.lose(rank, "killed")
+    members.arrive(1, served, None, now=1.0)
+    with pytest.raises(PacelineError, match="Rank 2 is a server, and a server that was lost cannot be replaced"):
+        members.arrive(2, served, None, now=1.0)
+    assert members.joining == {1} and members.lost[2] == "killed"
+
+
 def test_silence():
     members = arrived(RUN, RUN)
     members.heard(1, 4.0)

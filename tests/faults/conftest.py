@@ -115,13 +115,13 @@ class Command:
             signal.signal(signal.SIGINT, before)
         self.ranks: list[int] = []
 
-    def wait_for_ranks(self, path: Path, nproc: int, cwd: Path) -> None:
-        """Until all ranks train."""
+    def wait_for_ranks(self, path: Path, nproc: int, cwd: Path, sign: str = "applied") -> None:
+        """Until all ranks train: until each has written down such an event."""
 
         def training() -> bool:
             assert self.process.poll() is None, self.process.communicate()
             files = list(cwd.glob("runs/run/*/events/rank-*.jsonl"))
-            return len(files) == nproc and all('"applied"' in file.read_text() for file in files)
+            return len(files) == nproc and all(f'"{sign}"' in file.read_text() for file in files)
 
         wait_until(training, "the ranks to train")
         self.ranks = children_of(self.process.pid, str(path))

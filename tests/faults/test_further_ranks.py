@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.launch.door import FILE, Door, open_door
 from paceline.launch.local import Place
+from paceline.launch.roles import environment_of_servers
 from paceline.record import read_events
 from paceline.summary import account
 
@@ -22,11 +23,14 @@ UNTIL_IT_HAS_COMPUTED = (
 )
 
 
-def test_a_rank_more_takes_part(script: Callable[..., Path], paceline: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "servers"), [("all-reduce", 0), ("ssp", 1)])
+def test_a_rank_more_takes_part(
+    strategy: str, servers: int, script: Callable[..., Path], paceline: Callable[..., Any], tmp_path: Path
+) -> None:
     """The run lasts until the newcomer has computed, however long it takes to start; then all leave their loops."""
-    path = script(first=JOINS, each=UNTIL_IT_HAS_COMPUTED, strategy="all-reduce", length="epochs=100000")
-    first = paceline("run", "--nproc", "2", str(path))
-    first.wait_for_ranks(path, 2, tmp_path)
+    path = script(first=JOINS, each=UNTIL_IT_HAS_COMPUTED, strategy=strategy, length="epochs=100000")
+    first = paceline("run", "--nproc", "2", "--servers", str(servers), str(path))
+    first.wait_for_ranks(path, 2 + servers, tmp_path, sign="start")
     (folder,) = tmp_path.glob("runs/run/*")
     door = folder / FILE
     secret = json.loads(door.read_text())["secret"]
@@ -38,10 +42,11 @@ def test_a_rank_more_takes_part(script: Callable[..., Path], paceline: Callable[
         assert secret not in said + complained
     assert not door.exists()
     events = read_events(folder / "events")
-    assert {event["rank"] for event in events if event["kind"] == "compute"} == {0, 1, 2}
+    newcomer = 2 + servers
+    assert {event["rank"] for event in events if event["kind"] == "compute"} == {0, 1, newcomer}
     assert account(events).errors == ()
-    assert "Rank 2 takes part from round" in "".join(str(event) for event in events)
-    assert (folder / "logs" / "rank-0002.log").exists()
+    assert f"Rank {newcomer} takes part from round" in "".join(str(event) for event in events)
+    assert (folder / "logs" / f"rank-000{newcomer}.log").exists()
 
 
 def test_a_run_that_is_over_cannot_be_joined(tmp_path: Path) -> None:
@@ -50,9 +55,11 @@ def test_a_run_that_is_over_cannot_be_joined(tmp_path: Path) -> None:
 
 
 def test_options_of_a_start_do_not_fit(tmp_path: Path) -> None:
-    place = Place(range(2), 2, {"folder": str(tmp_path), "secret": "00", "control": "h:1", "origin": "0.0"})
+    card = {"folder": str(tmp_path), "secret": "00", "control": "h:1", "origin": "0.0"}
+    place = Place(range(3), 3, card, environment_of_servers(1))
     with open_door(place):
         door = Door.of_options(tmp_path, None, {"--master": None})
-        assert door is not None and door.world_size == 2 and door.card == place.card
+        assert door is not None and door.world_size == 3 and door.card == place.card
+        assert door.environment == place.environment, "a further rank knows who serves"
         with pytest.raises(PacelineError, match="--servers and --join do not fit together"):
             Door.of_options(tmp_path, None, {"--servers": 1})

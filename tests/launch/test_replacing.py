@@ -14,7 +14,7 @@ def state(
     present: list[int], lost: dict[int, str] | None = None, joining: tuple[int, ...] = (), admits: bool = True
 ) -> dict[str, Any]:
     told = {str(rank): why for rank, why in (lost or {}).items()}
-    return {"present": present, "lost": told, "joining": list(joining), "admits": admits}
+    return {"present": present, "lost": told, "joining": list(joining), "admits": admits, "servers": [3]}
 
 
 def test_pauses_double_for_a_rank_that_dies_again_and_there_is_an_end() -> None:
@@ -36,6 +36,13 @@ def test_pauses_double_for_a_rank_that_dies_again_and_there_is_an_end() -> None:
 )
 def test_nobody_is_started_who_could_not_join(now: dict[str, Any]) -> None:
     assert not Replacing(3).plan(0, "ended by SIGKILL", now, 0.0)
+
+
+def test_a_server_is_not_started_again_and_the_user_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not Replacing(3).plan(3, "ended by SIGKILL", state([0, 1, 2], {3: "killed"}), 0.0)
+    assert (
+        "Rank 3 was lost (ended by SIGKILL). A server is not replaced; start the run again" in capsys.readouterr().err
+    )
 
 
 def test_a_stopped_process_is_ended_but_not_one_that_is_about_to_join_or_has_left() -> None:

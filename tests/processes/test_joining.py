@@ -79,12 +79,6 @@ def test_a_kill_in_the_middle_of_joining_leaves_the_run_going(ranks: Ranks, kill
     check(outcome, sorted({1, killed[0]}))
 
 
-def test_a_strategy_that_cannot_take_newcomers_says_so(ranks: Ranks) -> None:
-    outcome = ranks("train_with_newcomers", 3, replaced=1, fails=True, strategy="bsp", victims=[1], epochs=2)
-    assert outcome.codes == [0, 1, 0]
-    assert "The strategy bsp cannot take a newcomer into a running training yet." in outcome.outputs[1]
-
-
 @pytest.mark.parametrize("strategy", ALONE)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_newcomer_takes_the_place_of_a_lost_neighbour(ranks: Ranks, strategy: str, victim: int) -> None:
@@ -98,3 +92,59 @@ def test_a_newcomer_takes_the_place_of_a_lost_neighbour(ranks: Ranks, strategy: 
     assert not account(outcome.events).errors
     met = [event for event in outcome.events if event["kind"] == "applied" and event["rank"] == victim]
     assert len(met) > 0, "it was at a meeting"
+
+
+SERVED = {"bsp": 1, "ssp:staleness=1": 2, "gssp:warm_up=2": 2}
+"""Strategies, and how many servers each has; `ssp` has its model in two parts."""
+
+
+def check_served(outcome: Any, victims: list[int], servers: range, further: int = 0) -> None:
+    """Whoever was killed was replaced, and as many further ones have come."""
+    facts = outcome.facts
+    came = [*victims, *range(len(facts) - further, len(facts))]
+    assert [fact["joined"] for fact in facts] == [rank in came for rank in range(len(facts))]
+    for what in ("final", "rate", "applied"):
+        assert all(fact[what] == facts[0][what] for fact in facts), f"all end with the same {what}"
+    assert facts[0]["applied"] == EPOCHS * SAMPLES
+    assert [bool(fact["seen"]) for fact in facts] == [rank not in servers for rank in range(len(facts))]
+    assert outcome.ledger["complete"] and outcome.ledger["leased"] == 0
+    assert (outcome.ledger["used"], outcome.ledger["discarded"]) == (EPOCHS * SAMPLES, 0)
+    books = account(outcome.events)
+    unwritten = tuple(f"rank {victim} computed" for victim in victims)  # what it did last it took with it
+    assert not [error for error in books.errors if not error.startswith(unwritten)]
+    assert books.applied == EPOCHS * SAMPLES, "no sample is used twice, and none is lost"
+    notes = [event["text"] for event in outcome.events if event["kind"] == "note"]
+    for rank in came:
+        assert any(note.startswith(f"Rank {rank} takes part from round") for note in notes)
+
+
+@pytest.mark.parametrize("strategy", SERVED)
+def test_a_newcomer_takes_the_place_of_a_lost_worker(ranks: Ranks, strategy: str) -> None:
+    """It begins with the model of the run at a meeting; what the one before it had used is not used again."""
+    servers = SERVED[strategy]
+    outcome = ranks("train_with_newcomers", 3 + servers, servers=servers, replaced=1, strategy=strategy, victims=[1])
+    check_served(outcome, [1], range(3, 3 + servers))
+
+
+@pytest.mark.parametrize("strategy", ["asp:compress=top-k:ratio=0.5", "gssp:warm_up=2"])
+def test_a_further_worker_takes_part(ranks: Ranks, strategy: str) -> None:
+    servers = SERVED.get(strategy, 1)
+    outcome = ranks("train_with_newcomers", 2 + servers, servers=servers, strategy=strategy, victims=[], further=1)
+    check_served(outcome, [], range(2, 2 + servers), further=1)
+
+
+@pytest.mark.parametrize("killed", [(1, "waiting"), (1, "entering"), (0, "giving")], ids=lambda killed: killed[1])
+def test_a_kill_in_the_middle_of_joining_leaves_the_servers_going(ranks: Ranks, killed: tuple[int, str]) -> None:
+    options = {"servers": 2, "strategy": "gssp:warm_up=2", "victims": [1], "killed": killed}
+    outcome = ranks("train_with_newcomers", 5, replaced=4, **options)
+    check_served(outcome, sorted({1, killed[0]}), range(3, 5))
+
+
+@pytest.mark.parametrize(("strategy", "goes_on"), [("gssp:grouping=0-1/2", True), ("bsp", False)])
+def test_a_lost_server_is_not_replaced(ranks: Ranks, strategy: str, goes_on: bool) -> None:
+    """The others go on without it, or end, as they would have done."""
+    outcome = ranks("train_until_shot", 5, servers=2, replaced=1, fails=True, strategy=strategy, victim=4)
+    assert "Rank 4 is a server, and a server that was lost cannot be replaced" in outcome.outputs[4]
+    assert "run.resume() goes on from the last checkpoint" in outcome.outputs[4]
+    assert outcome.codes == ([0, 0, 0, 0, 1] if goes_on else [1] * 5), "\n".join(outcome.outputs)
+    assert outcome.ledger["complete"] is goes_on

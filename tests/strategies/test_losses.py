@@ -100,7 +100,7 @@ def test_a_newcomer_may_crash_and_another_may_come() -> None:
 
 
 class Closed(AllReduce):
-    """Strategies with servers are like that."""
+    """All strategies that there are take newcomers."""
 
     admits = False
 

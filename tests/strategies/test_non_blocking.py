@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.backends.learners import Data
 from paceline.backends.simulated import Simulation, simulate
+from paceline.backends.sources import Data
 from paceline.record import Event, MemoryRecorder
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import LateJoin

@@ -367,6 +367,8 @@ class LearningNode(DrivenNode):
         if self._testimony is not None:
             self._known_as_lost |= self._testimony[2]
             self._testify()
+        if self.servers:  # what a lost rank has handed in must be known before its successor counts on from there
+            self._control.report_progress(self.books.progress, now=True)
         self._control.snapshot(self._stable)
 
     def welcome(self, newcomers: Sequence[int], progress: Mapping[str, int]) -> None:

@@ -229,9 +229,10 @@ class ProcessNode(LearningNode):
         return Heard(self._mailbox.receive(), self.heard_of_loss, self.books.hear)
 
     def has_no_more_of_the_lost(self, rank: int | None = None) -> bool:
-        """From now on this rank uses nothing of lost ranks that it has not used yet: others can have it."""
+        """From now on this rank uses nothing of lost ranks that it has not used yet: others can have it. Whether this
+        one is still lost."""
         self._control.report_progress(self.books.progress, now=True)
-        return True
+        return rank in self._control.lost
 
     @property
     def leads(self) -> bool:

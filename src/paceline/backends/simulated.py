@@ -19,7 +19,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
 
-from paceline.backends.learners import Data, Endless, Learner, Leases, Source, TimingLearner
+from paceline.backends.learners import Learner, TimingLearner
+from paceline.backends.sources import Data, Endless, Leases, Source
 from paceline.backends.virtual_run import OnApplied, VirtualRun
 from paceline.control.ledger import Ledger
 from paceline.errors import PacelineError
@@ -84,7 +85,7 @@ def simulate(
         on_applied: see `OnApplied`; the place to take snapshots of the parameters.
     """
     workers, ranks = cluster.workers, cluster.ranks
-    strategy.check_servers(workers, cluster.servers)
+    strategy.check_servers(cluster.begins_with - cluster.servers, cluster.servers)
     if seconds is None and (data is None or data.epochs is None):
         raise PacelineError("The simulation would never end.", remedy="Give seconds, or data with a number of epochs.")
     if micro_batch < 1:
@@ -96,7 +97,7 @@ def simulate(
         raise PacelineError("Real gradients need data.", remedy="Give data=Data(samples), the length of the data set.")
     source: Source = Endless(micro_batch)
     if data is not None:
-        source = Leases(Ledger(data.samples, data.epochs, micro_batch, workers))
+        source = Leases(Ledger(data.samples, data.epochs, micro_batch, workers), ranks)
     trace = Trace(ranks, recorder)
     limits = micro_batch, inf if seconds is None else seconds
     sending = [learner.sending_as(strategy.code) for learner in learners or [TimingLearner()] * ranks]
@@ -111,7 +112,7 @@ def simulate(
         samples_discarded=sum(totals.discarded for totals in trace.ranks),
         bytes_sent=sum(totals.nbytes for totals in trace.ranks),
         events=run.clock.events,
-        workers=tuple(trace.ranks[:workers]),
+        workers=tuple(trace.ranks[node.rank] for node in run.nodes if not node.serves),
         ideal_samples_per_second=micro_batch * cluster.micro_batches_per_second(),
     )
 

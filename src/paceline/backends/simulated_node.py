@@ -323,8 +323,10 @@ class SimulatedNode(Node):
         self.in_flight = [each for each in self.in_flight if not each.done]
         self.in_flight.append(work)
 
-    def take_over(self, other: SimulatedNode) -> None:
-        """A newcomer: it has what the others have after a round, and none of what they have in hand."""
+    def take_over(self, other: SimulatedNode, handed_in: int) -> None:
+        """A newcomer: it has what the others have after a round, and none of what they have in hand. It counts what it
+        hands in on from where the one before it has ended."""
+        self.handed_in = handed_in
         self.learner.take_over(other.learner)
         self.state, self.signals = copy.deepcopy(other.state), set(other.signals)
         self.rounds, self.own_rounds, self.collectives = other.rounds, other.own_rounds, other.collectives

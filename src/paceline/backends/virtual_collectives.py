@@ -16,7 +16,7 @@ from paceline.simulator.faults import FaultPlan
 from paceline.simulator.network import Traffic
 
 if TYPE_CHECKING:
-    from paceline.backends.learners import Source
+    from paceline.backends.sources import Source
     from paceline.backends.virtual_run import VirtualRun
 
 

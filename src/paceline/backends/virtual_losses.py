@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.backends.learners import Source
 from paceline.backends.parting import ROUNDS_TO_LOOK, may_go
 from paceline.backends.simulated_node import SimulatedNode
+from paceline.backends.sources import Source
 from paceline.backends.virtual_rounds import Collective
 from paceline.control.membership import ON_NOTICE
 from paceline.errors import PacelineError
@@ -57,6 +57,8 @@ class Losses:
         name = self._strategy.name
         if not self._strategy.takes_newcomers:
             raise PacelineError(f"The strategy {name} cannot take a newcomer into a running training yet.")
+        if self._run.nodes[rank].serves:
+            raise PacelineError(f"Rank {rank} is a server, and a server that was lost cannot be replaced.")
         if rank >= self._run.nodes[0].world_size and not self._strategy.grows:
             raise PacelineError(f"The strategy {name} cannot take more ranks than the run began with.")
         if rank in self._unheard and not all(node.ended for node in self._run.nodes):
@@ -71,10 +73,13 @@ class Losses:
         node.here = tuple(sorted({*node.here, *heard_with.newcomers}))
         for rank in heard_with.newcomers if first else ():
             self.joining.discard(rank)
-            del self._unheard[rank]
+            if self._unheard.pop(rank):  # servers that have met, to whom the news is still on its way
+                self._source.release(rank)
             if heard_with.early:  # others get it later, and if need be from the newcomer
                 heard_with.early.add(rank)
             self._run.seat(rank, node)
+            for gone in sorted(self._unheard.keys() & {*node.here}):  # they have met too, and were lost since
+                self._tell(gone, rank)
 
     def tell_to_leave(self, node: SimulatedNode) -> None:
         """From now on it takes no more samples."""
@@ -113,7 +118,10 @@ class Losses:
         self._run.trace.lost(lost.rank, self._run.now, why)
         self.leaving.pop(lost.rank, None)
         for node in alive:
-            lost.post.start_message(node.rank, Message(lost.rank, LOST, ()))
+            self._tell(lost.rank, node.rank)
+
+    def _tell(self, lost: int, rank: int) -> None:
+        self._run.nodes[rank].post.start_message(rank, Message(lost, LOST, ()))
 
     def heard(self, node: SimulatedNode, rank: int) -> bool:
         """What the rank had may go to others when no server can come upon a gradient of it any more. Whether it is

@@ -38,22 +38,23 @@ class VirtualPost(Post):
         nbytes = sum(tensor.nbytes for tensor in message.tensors)
         self._run.trace.ranks[message.sender].nbytes += nbytes
         self._run.nodes[message.sender].sent += nbytes
-        self._depart((to, message, nbytes))
+        self._depart((self._run.nodes[to], message, nbytes))  # to this one, not to whoever takes its place meanwhile
 
-    def _depart(self, parcel: tuple[int, Message, int]) -> None:
-        to, message, nbytes = parcel
-        now = self._run.clock.now
+    def _depart(self, parcel: tuple[SimulatedNode, Message, int]) -> None:
+        receiver, message, nbytes = parcel
+        to, now = receiver.rank, self._run.clock.now
         opens = self._faults.open((message.sender, to), now)
         if now < opens < inf:
             self._run.clock.at(opens, self._depart, parcel)
         elif opens == now and self._network.between_hosts(message.sender, to):
-            self._flows.send(message.sender, to, nbytes, self._deliver, (to, message))
+            self._flows.send(message.sender, to, nbytes, self._deliver, (receiver, message))
         elif opens == now:
-            self._run.clock.at(self._traffic.arrival(message.sender, to, nbytes, now), self._deliver, (to, message))
+            arrival = self._traffic.arrival(message.sender, to, nbytes, now)
+            self._run.clock.at(arrival, self._deliver, (receiver, message))
 
-    def _deliver(self, parcel: tuple[int, Message]) -> None:
-        node = self._run.nodes[parcel[0]]
-        waiters = node.take_in(parcel[1])
+    def _deliver(self, parcel: tuple[SimulatedNode, Message]) -> None:
+        node, message = parcel
+        waiters = node.take_in(message)
         if node.idle:
             waiters = [*waiters, (node, node.ticket)]
         for waiter in waiters:

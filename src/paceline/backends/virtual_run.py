@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from paceline.backends.learners import Learner, Source
+from paceline.backends.learners import Learner
 from paceline.backends.simulated_node import AllGatherWork, AllReduceWork, SimulatedNode, SimulatedWork
+from paceline.backends.sources import Source
 from paceline.backends.standstill import leaked, never_ends, standstill
 from paceline.backends.theatre import Theatre
 from paceline.backends.virtual_collectives import VirtualCollectives
@@ -131,7 +132,7 @@ class VirtualRun(Theatre):
     def seat(self, rank: int, giver: SimulatedNode) -> None:
         """A newcomer takes the place of a rank that is gone, with what another one has."""
         self.nodes[rank] = self._node_of(rank)
-        self.nodes[rank].take_over(giver)
+        self.nodes[rank].take_over(giver, self._source.reached(rank))
         self.clock.at(self.clock.now, self._begin, self.nodes[rank])
 
     def heard_of_loss(self, node: SimulatedNode, rank: int) -> bool:

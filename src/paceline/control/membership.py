@@ -74,11 +74,23 @@ class Membership:
         self.present[rank] = Member(description, mailbox, now)
         self.begun = self.begun or len(self.present) == self.world_size
 
+    @property
+    def servers(self) -> range:
+        """Ranks that serve: the last of those with which the run began."""
+        return range(self.world_size - self.description.get("servers", 0), self.world_size)
+
     def _wait_to_join(self, rank: int) -> None:
         if not self.description.get("admits"):
             raise PacelineError(
                 f"The strategy {self.description.get('strategy')} cannot take a newcomer into a running training yet.",
                 remedy="Start the run again; with run.resume() it goes on from the last checkpoint.",
+            )
+        if rank in self.servers:
+            raise PacelineError(
+                f"Rank {rank} is a server, and a server that was lost cannot be replaced while the run goes on.",
+                cause="What it held of the model and of the optimizer's memory went with it.",
+                remedy="Let the others go on without it, if they can. Or start the run again with all its servers: "
+                "run.resume() goes on from the last checkpoint.",
             )
         if not self.taking_part or (rank < self.seats and rank not in self.lost):
             raise PacelineError(f"Rank {rank} cannot join the run any more: it is over.")

@@ -78,7 +78,7 @@ def description(value: Any) -> bool:
     """What a rank says of the run that it takes part in. Absent parts count as empty."""
     if type(value) is not dict or not all(mapping(value.get(part, {})) for part in ("options", "data")):
         return False
-    return list_of(parameter)(value.get("parameters", []))
+    return natural(value.get("servers", 0)) and list_of(parameter)(value.get("parameters", []))
 
 
 def record_of(fields: dict[str, Check]) -> Check:

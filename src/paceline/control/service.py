@@ -350,6 +350,7 @@ class ControlService:
             "held": self._samples.held,
             "progress": self._samples.progress,
             "admits": bool(self._members.description.get("admits")),
+            "servers": list(self._members.servers),
         }
 
     # ---- samples

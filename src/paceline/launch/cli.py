@@ -22,7 +22,7 @@ JOIN_HELP = "Join the run that trains in this folder, with --nproc further ranks
 ARRIVE_HELP = "Seconds to wait for every host and every rank to arrive."
 SILENCE_HELP = "Seconds of silence after which a rank is given up."
 RETURN_HELP = "Seconds that ranks look for a control plane that has died."
-REPLACE_HELP = "How often, in all, a rank of this host that was lost is started again."
+REPLACE_HELP = "How often, in all, a rank of this host that was lost is started again; servers are not."
 REPORT_HELP = "Write report.html into the run's folder at the end."
 SECRET_HELP = "Of the secret that hosts share. Default: PACELINE_SECRET, or ~/.config/paceline/secret."
 

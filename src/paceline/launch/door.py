@@ -19,6 +19,7 @@ from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.launch.addresses import INTERFACE, NCCL_INTERFACE, find_interface
 from paceline.launch.local import Place
+from paceline.launch.roles import SERVERS, environment_of_servers
 from paceline.launch.surroundings import address_on
 
 FILE = "door.json"
@@ -30,7 +31,8 @@ def open_door(place: Place) -> Iterator[None]:
     """As long as the block lasts, others can join the run."""
     path = place.folder / FILE
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({**place.card, "world_size": place.world_size}, file)
+        known = {"world_size": place.world_size, "servers": place.environment.get(SERVERS, "0")}
+        json.dump({**place.card, **known}, file)
     try:
         yield
     finally:
@@ -67,6 +69,7 @@ class Door:
         path = where / FILE if where.is_dir() else where
         try:
             card = json.loads(path.read_text())
+            environment |= environment_of_servers(int(card.pop("servers")))
             return cls(card, int(card.pop("world_size")), environment)
         except FileNotFoundError:
             raise PacelineError(

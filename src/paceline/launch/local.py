@@ -319,7 +319,7 @@ def _status(control: Control) -> dict[str, Any]:
     try:
         return control.status()
     except PacelineError:  # it is gone for good, and nobody can go on
-        return {"lost": {}, "left": [], "survives": False, "admits": False, "present": [], "joining": []}
+        return {"lost": {}, "left": [], "survives": False, "admits": False, "present": [], "joining": [], "servers": []}
 
 
 def _first(state: dict[str, Any], failed: set[int], first_seen: int | None) -> int | None:

@@ -42,6 +42,10 @@ class Replacing:
         others = {*state["present"]} - {*state["joining"], rank}
         if self._done >= self._most or not state["admits"] or not others:
             return False
+        if rank in state["servers"]:
+            remedy = "start the run again to have it back: with run.resume() it goes on from the last checkpoint"
+            print(f"Rank {rank} was lost ({how}). A server is not replaced; {remedy}.", file=sys.stderr, flush=True)
+            return False
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._times[rank] - 1)) if self._times[rank] else 0.0
         self._due[rank] = now + pause
         self._times[rank] += 1

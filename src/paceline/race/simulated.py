@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.backends.learners import Data
 from paceline.backends.replica import Replica
 from paceline.backends.replica_learner import ReplicaLearner
 from paceline.backends.simulated import simulate
+from paceline.backends.sources import Data
 from paceline.race.snapshots import Snapshots
 from paceline.race.spec import RaceSpec
 from paceline.record import Event, MemoryRecorder

@@ -58,12 +58,13 @@ class Placement:
         return [each for each in self.ranks if each != rank and (each - rank) % self.parts == 0]
 
     def first_group(self, worker: int) -> int:
-        """A worker's group while nobody's speed is known: in the order of the ranks, of equal size.
+        """A worker's group while nobody's speed is known: in the order of the ranks, of equal size. Who has joined
+        since, with a number behind the servers', asks at the first one.
 
         >>> [Placement(workers=5, groups=2).first_group(worker) for worker in range(5)]
         [0, 0, 0, 1, 1]
         """
-        return worker * self.groups // self.workers
+        return worker * self.groups // self.workers if worker < self.workers else 0
 
 
 def cut(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:

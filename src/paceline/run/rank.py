@@ -190,9 +190,9 @@ class Rank:
                         self.node.warn(f"Rank {rank} was lost ({reason}); the run goes on without it.")
 
     def _more_to_come(self) -> bool:
-        """Whether a lost rank has left samples behind that nobody has used yet, and that this rank may get: one whose
-        loop was left takes none."""
-        if not self._once_lost or self._loader.over or self._stock is None:
+        """Whether a lost rank has left samples behind that nobody has used yet, and that this rank may get: a server,
+        and one whose loop was left, take none."""
+        if not self._once_lost or self.node.serves or self._loader.over or self._stock is None:
             return False
         self.node.tell_progress()
         ledger = self._control.status()["ledger"]

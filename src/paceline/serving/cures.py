@@ -73,6 +73,6 @@ class Cure:
         if self._predicts:
             before = self._before[first:last]
             if first in self._known:
-                here.mul_(1 + self._others).sub_(before, alpha=self._others)
+                here.lerp_(before, -self._others)  # in one pass over the model: w + others · (w − before)
             before.copy_(parameters)
             self._known.add(first)

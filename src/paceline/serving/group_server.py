@@ -51,16 +51,12 @@ class GroupServer:
         self._grouper = Grouper(options, node, self._group)
         # While those who are together are not of similar speed, the fast ones would wait for the slow ones in bursts.
         self._clocks = Clocks(options.bound if self._grouper.formed or self._lock_step else Unbounded())
+        self._workers = set(range(node.workers))  # that are not lost
         self._left: set[int] = set()
         self._lost: set[int] = set()
         # Who is to come belongs to the group from the beginning: else the first to come would go ahead without it.
-        self._expected = {each for each in range(node.workers) if placement.first_group(each) == self._group}
+        self._expected = {each for each in self._workers if placement.first_group(each) == self._group}
         self._expect()
-
-    @property
-    def _workers(self) -> int:
-        """That are not lost."""
-        return self._node.workers - sum(rank < self._node.workers for rank in self._lost)
 
     @property
     def broken(self) -> bool:
@@ -69,7 +65,7 @@ class GroupServer:
 
     async def serve(self) -> None:
         """Until all workers have left, and all that other groups have sent is in."""
-        while len(self._left) < self._workers:
+        while not self._left.issuperset(self._workers):
             self._hear(await self._node.receive())
         self._step_together()
         self._exchange.close()
@@ -77,10 +73,19 @@ class GroupServer:
             self._hear(await self._node.receive())
 
     def met(self) -> None:
-        """All hold the mean of the groups' models; the next period begins."""
+        """All hold the mean of the groups' models; the next period begins, with newcomers if some were let in."""
         self._left.clear()
+        self._node.answers_for.clear()  # a successor may come to another group than the one before it has left
         self._exchange.met()
+        self._welcome({rank for rank in self._node.here if rank not in self._placement.ranks} - self._workers)
         self._expect()
+
+    def _welcome(self, newcomers: set[int]) -> None:
+        self._workers |= newcomers
+        self._lost -= newcomers
+        self._grouper.welcome(newcomers)
+        if self._placement.groups == 1:  # else it joins at the least clock of whichever group it comes to
+            self._expected |= newcomers
 
     def _expect(self) -> None:
         for worker in sorted(self._expected):
@@ -97,6 +102,8 @@ class GroupServer:
         match what:
             case "lost":
                 self._lose(sender)
+            case "found":
+                pass  # news of a loss, read after its successor has come: at the meeting both were dealt with
             case "join":
                 if sender not in self._clocks.workers:
                     self._clocks.join(sender)
@@ -141,7 +148,8 @@ class GroupServer:
     def _lose(self, rank: int) -> None:
         """A rank is lost: if it is a worker, nobody waits for it; if it is a server, its workers go elsewhere."""
         self._lost.add(rank)
-        if rank < self._node.workers:
+        if rank in self._workers:
+            self._workers.discard(rank)
             self._round = [push for push in self._round if push.worker != rank]  # others get these samples
             self._forget(rank)
             self._left.discard(rank)
@@ -185,13 +193,13 @@ class GroupServer:
         """What its compressor had kept back, of samples that are settled."""
         rest = Received(worker)
         try:
-            self._step([rest], dense(tensors, self._parameters), 1 / self._workers)
+            self._step([rest], dense(tensors, self._parameters), 1 / len(self._workers))
         except PacelineError as error:
             self._refuse(rest, str(error))
 
     def _scale(self, push: Received) -> float:
         """Of the learning rate: one worker's part, less if the push comes late or is of a shorter micro-batch."""
-        workers = self._workers
+        workers = len(self._workers)
         scale = push.samples / (workers * self._node.micro_batch)
         return delayed_learning_rate(scale, workers, push.delay) if self._options.adapt_lr else scale
 
@@ -210,7 +218,7 @@ class GroupServer:
             total = pushes[0].mean * (pushes[0].samples / samples)
             for push in pushes[1:]:
                 total.add_(push.mean, alpha=push.samples / samples)
-            self._step(pushes, total, len(pushes) / self._workers)
+            self._step(pushes, total, len(pushes) / len(self._workers))
 
     def _step(self, pushes: list[Received], mean: Tensor, scale: float) -> None:
         node = self._node

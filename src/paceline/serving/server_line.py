@@ -41,7 +41,7 @@ class ServerLine:
         self._group = self._placement.first_group(node.rank)
         self._request = self._pushes = 0
         self._missing: set[int] = set()  # servers that have not answered the request
-        self._lost: set[int] = set()
+        self._lost = set(self._placement.ranks) - set(node.here)  # a newcomer has not heard of them
         self._move_to: int | None = None
         self._orphaned = self._parting = False  # it moves because its servers are lost; it says goodbye to them
         self._samples = [0] * self._placement.groups  # pushed to each group since the last meeting

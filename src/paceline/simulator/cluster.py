@@ -108,11 +108,11 @@ class Cluster:
         if self.graph is not None:
             self.graph.check(self.workers)
         further = further_ranks(self.faults)
-        if further and (further != [*range(self.begins_with, self.workers)] or self.servers or not self.begins_with):
+        if further and (further != [*range(self.begins_with, self.ranks)] or self.begins_with <= self.servers):
             raise WrongValueError(
                 "faults",
                 f"Rank {further[0]} joins before it was ever lost, so that the run begins without it.",
-                "Such ranks are the last of the devices, not all of them, and there are no servers.",
+                "Such ranks are the last ones, behind the servers, with the last devices; not all of those.",
             )
 
     @classmethod
@@ -158,7 +158,11 @@ class Cluster:
 
     def mean_seconds(self, rank: int) -> float:
         """What a micro-batch takes this rank on average, alone and without faults."""
-        return self.micro_batch_seconds / self.devices[rank].speed
+        return self.micro_batch_seconds / self._device(rank).speed
+
+    def _device(self, rank: int) -> Device:
+        """Of a worker: those of ranks that join while the run runs come behind the others, and servers have none."""
+        return self.devices[rank if rank < self.begins_with else rank - self.servers]
 
     def micro_batches_per_second(self) -> float:
         """What all devices together compute when nobody waits: the physical limit."""
@@ -171,7 +175,7 @@ class Cluster:
             rank: whose.
             round_of: tells the round that the rank is in when its next micro-batch begins.
         """
-        mean, jitter = self.mean_seconds(rank), self.devices[rank].jitter
+        mean, jitter = self.mean_seconds(rank), self._device(rank).jitter
         for factors in jitter.blocks(self.seed, rank):
             seconds: list[float] = (mean * factors).tolist()
             if isinstance(jitter, SlowRounds):

@@ -13,6 +13,7 @@ several. With a bound of 0 the pushes of a round are added up and make one step:
         sends them as soon as the bound allows, so that they travel meanwhile; with a bound of 0 that is when everybody
         has pushed. Then a worker's own last gradient is not in them: where communication is cheap, it asks later.
 [ours]  what it costs that others step while a worker computes is cured: see `serving.cures`.
+[ours]  a newcomer is let in when ranks meet, with the model of the run; its clock begins at the least of its group.
 [ours]  several servers of a group hold a part of its model each. What a compressor has kept back is pushed at the end
         of an epoch, and before ranks meet to save or to end.
 """
@@ -32,6 +33,7 @@ from paceline.serving.cures import CURES
 from paceline.serving.group_server import GroupServer
 from paceline.serving.grouper import GroupRules
 from paceline.serving.server_line import ServerLine
+from paceline.strategies.centre import end_round
 from paceline.strategies.checks import at_least, one_of, only_as_default, yes_or_no
 from paceline.strategies.strategy import Strategy
 
@@ -46,6 +48,7 @@ class ParameterServer(Strategy):
     parameters travel while the worker computes."""
 
     survives: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     overlap: str = "auto"
     compress: str = "none"
     ratio: float = 0.01
@@ -65,6 +68,10 @@ class ParameterServer(Strategy):
 
     @property
     def steps_alone(self) -> bool:
+        return True
+
+    @property
+    def grows(self) -> bool:
         return True
 
     @property
@@ -93,17 +100,16 @@ class ParameterServer(Strategy):
             )
 
     def lacks(self, alive: Collection[int], workers: int, servers: int) -> str:
-        """There must be a worker, and a server of every part; if there is a global server, that one."""
+        """There must be a worker, and a group with a server of every part; and the global server, if there is one."""
         placement = self.placement(workers, servers)
-        copies = [placement.groups] if placement.has_global else range(placement.groups)
-        whole = [copy for copy in copies if all(rank in alive for rank in placement.servers_of(copy))]
-        if not whole:
+        whole = [all(rank in alive for rank in placement.servers_of(copy)) for copy in range(placement.copies)]
+        if not any(whole[: placement.groups]) or not all(whole[placement.groups :]):
             return "a group of servers that is whole"
-        return "" if any(rank in alive for rank in range(workers)) else "a worker"
+        return "" if any(rank not in placement.ranks for rank in alive) else "a worker"
 
     def share_of_model(self, rank: int, workers: int, servers: int, sizes: Sequence[int]) -> Share:
         placement = self.placement(workers, servers)
-        if rank < workers:
+        if rank not in placement.ranks:
             return NOTHING
         group, part = placement.place(rank)
         if placement.has_global and group < placement.groups:
@@ -124,6 +130,7 @@ class ParameterServer(Strategy):
                 await line.parameters()
             await line.leave()
             node.adopt(await node.mean_model(self._share(node)))
+            end_round(node)  # newcomers are let in now
 
     async def server(self, node: Node) -> None:
         group = GroupServer(self, node)
@@ -131,6 +138,7 @@ class ParameterServer(Strategy):
             await group.serve()
             share = NOTHING if group.broken else self._share(node)
             node.adopt(await node.mean_model(share))
+            end_round(node)
             group.met()
 
     def _share(self, node: Node) -> Share:

@@ -45,9 +45,8 @@ class Strategy(ABC):
 
     @property
     def grows(self) -> bool:
-        """Whether more ranks can take part than the run began with. Not where servers have the numbers behind the
-        workers', nor where a graph says who there is."""
-        return self.takes_newcomers and not self.steps_alone and not self.servers_for(1)
+        """Whether more ranks can take part than the run began with. Not where a graph says who there is."""
+        return self.takes_newcomers and not self.steps_alone
 
     def servers_for(self, workers: int) -> int:
         """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""
