@@ -326,8 +326,9 @@ class Node(ABC):
         """Whether somebody needs all ranks in a round, to save say. Ranks that step alone ask now and then."""
 
     @abstractmethod
-    def all_gather(self, value: float) -> Work[tuple[float, ...]]:
-        """Start to collect one number of every rank, in the order of the ranks; NaN of those that are lost."""
+    def all_gather(self, *numbers: float) -> Work[tuple[tuple[float, ...], ...]]:
+        """Start to collect numbers of every rank, which all travel together. For each of them a tuple comes back, in
+        the order of the ranks; NaN of those that are lost."""
 
     @abstractmethod
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:

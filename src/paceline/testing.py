@@ -225,16 +225,18 @@ class BackendProbe(Strategy):
         node.apply(await node.all_reduce(await node.gradient()))
 
     async def _numbers_and_gradients(self, node: Node) -> None:
-        ranks = await node.all_gather(float(node.rank))
+        ranks, squares = await node.all_gather(float(node.rank), float(node.rank**2))
         assert ranks == tuple(float(rank) for rank in range(node.world_size)), f"gathered {ranks}"
+        assert squares == tuple(rank**2 for rank in ranks), f"gathered {squares}"
         batch = await node.gradient()
         assert batch.count > 0 and sum(map(len, batch.samples)) == batch.count
         assert node.seconds_per_sample > 0
         own = batch.count
         work = node.all_reduce(batch)
-        counts = node.all_gather(float(own))
+        gathered = node.all_gather(float(own))
         total = await work
-        assert work.done and total.count == sum(await counts), "the count of the sum is the sum of the counts"
+        (counts,) = await gathered
+        assert work.done and total.count == sum(counts), "the count of the sum is the sum of the counts"
         before = node.parameters.clone()
         node.apply(total)
         assert not torch.equal(node.parameters, before), "a step with a gradient moves the parameters"
@@ -262,7 +264,7 @@ class BackendProbe(Strategy):
         total = await node.all_reduce(await node.gradient())
         assert total.notes == (0.0,) * node.world_size, f"who sends no note sends 0.0: {total.notes}"
         node.apply(total)
-        noise = await node.all_gather(-1.0 if node.noise_scale is None else node.noise_scale)
+        (noise,) = await node.all_gather(-1.0 if node.noise_scale is None else node.noise_scale)
         assert len(set(noise)) == 1, f"the ranks know different noise scales: {noise}"
 
     async def _looking_ahead(self, node: Node) -> None:
@@ -292,12 +294,13 @@ class BackendProbe(Strategy):
             common, own = node.parameters.clone(), await node.gradient()
             node.apply(own)
             left, part = node.parameters.clone(), own.count if weight is None else abs(weight)
-            parts, sums = node.all_gather(part), node.all_gather(float(left.double().sum()) * part)
+            gathered = node.all_gather(part, float(left.double().sum()) * part)
             moved = node.movement(left, common, part, own.count, own.samples)
             work = node.all_reduce(moved if (weight or 0) < 0 else node.model(own.count, own.samples, weight))
             node.parameters.add_(1.0)
             node.adopt(await work)
-            mean = sum(await sums) / sum(await parts)
+            parts, sums = await gathered
+            mean = sum(sums) / sum(parts)
             assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), f"the mean by {weight}"
             await self._same_parameters(node)
         assert torch.equal(node.parameters, common), "the common model is merged in place"
@@ -311,9 +314,10 @@ class BackendProbe(Strategy):
             node.apply(own)
             node.settle(own)
         assert not node.called_together, "nobody has called"
-        sums = node.all_gather(float(node.parameters.double().sum()))
+        gathered = node.all_gather(float(node.parameters.double().sum()))
         node.adopt(await node.mean_model())
-        mean = sum(await sums) / node.world_size
+        (sums,) = await gathered
+        mean = sum(sums) / node.world_size
         assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), "the mean of all models"
         await self._same_parameters(node)
 
@@ -322,9 +326,10 @@ class BackendProbe(Strategy):
         own = batch.count
         node.discard(await node.gradient(), DISCARDED)
         node.discard(Gradient(None, 0), DISCARDED)
-        counts = node.all_gather(float(own))
+        gathered = node.all_gather(float(own))
         total = await node.all_reduce(batch)
-        assert total.count == sum(await counts), "what is discarded is in no sum"
+        (counts,) = await gathered
+        assert total.count == sum(counts), "what is discarded is in no sum"
         node.apply(total)
         if node.rank == 0:
             node.warn(WARNED)
@@ -343,7 +348,7 @@ class BackendProbe(Strategy):
         await self._same_parameters(node)
 
     async def _same_parameters(self, node: Node) -> None:
-        sums = await node.all_gather(float(node.parameters.double().sum()))
+        (sums,) = await node.all_gather(float(node.parameters.double().sum()))
         assert len(set(sums)) == 1, f"the ranks' parameters differ after the same step: {sums}"
 
     async def _messages(self, node: Node) -> None:

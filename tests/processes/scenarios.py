@@ -401,7 +401,7 @@ class Chatter(paceline.Strategy):
             batch += await node.gradient()
         while not node.finished:
             node.apply(await node.all_reduce(batch))
-            ranks = await node.all_gather(node.rank + 0.5)
+            (ranks,) = await node.all_gather(node.rank + 0.5)
             assert ranks == tuple(rank + 0.5 for rank in range(node.world_size))
             if not node.finished:
                 batch = await node.gradient()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.control.ledger import order
-from paceline.record import read_events
 from paceline.run.checkpoint import read
 from paceline.summary import account
 
@@ -176,61 +169,6 @@ def test_ranks_that_cannot_serve_so_are_told(ranks: Ranks, strategy: str, nproc:
     outcome = ranks("train", nproc, servers=servers, strategy=strategy, fails=True)
     assert set(outcome.codes) == {1}
     assert any(what in output.strip().splitlines()[-1] for output in outcome.outputs), outcome.outputs
-
-
-# ---- torchrun
-
-SCRIPT = """
-import json, sys
-from pathlib import Path
-import torch
-import paceline
-
-x = torch.arange(66.0).view(33, 2) / 66
-y = x.sum(1, keepdim=True)
-model = torch.nn.Linear(2, 1)
-with paceline.Run("ssp", out=sys.argv[1], name="mine", join_timeout=60, servers=1) as run:
-    loader = run.loader(torch.utils.data.TensorDataset(x, y), micro_batch=4, epochs=2)
-    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    given = 0
-    for inputs, wanted in loader:
-        given += 1
-        optimizer.zero_grad()
-        ((model(inputs) - wanted) ** 2).mean().backward()
-        optimizer.step()
-    facts = {"folder": str(run.folder), "given": given, "applied": run.node.samples_applied, "serves": run.node.serves}
-    facts["final"] = run.node.parameters.tolist()
-    Path(sys.argv[1], f"facts-{run.rank}.json").write_text(json.dumps(facts))
-"""
-
-
-def test_under_torchrun_the_last_rank_serves(tmp_path: Path) -> None:
-    script, out = tmp_path / "script.py", tmp_path / "out"
-    script.write_text(SCRIPT)
-    out.mkdir()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    process = subprocess.Popen(
-        [sys.executable, *launcher, str(script), str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    try:
-        said, complained = process.communicate(timeout=150)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # nothing stays behind, also when it hangs
-        process.wait()
-    assert process.returncode == 0, said + complained
-    facts = [json.loads((out / f"facts-{rank}.json").read_text()) for rank in range(3)]
-    assert [fact["serves"] for fact in facts] == [False, False, True] and facts[2]["given"] == 0
-    assert all(fact["final"] == facts[0]["final"] and fact["applied"] == 66 for fact in facts)
-    books = account(read_events(Path(facts[0]["folder"]) / "events"))
-    assert (books.computed, books.applied, books.errors) == (66, 66, ())
 
 
 @pytest.mark.parametrize(

@@ -187,17 +187,17 @@ class ProcessNode(LearningNode):
             total.settled[self.rank] -= alone  # news to the others, and counted here before
         return total
 
-    def all_gather(self, value: float) -> Work[tuple[float, ...]]:
+    def all_gather(self, *numbers: float) -> Work[tuple[tuple[float, ...], ...]]:
         self.suspended()
-        row = torch.zeros(2, self.seats, dtype=torch.float64, device=self._collectives.device)
-        row[:, self.rank] = torch.tensor([value, 1.0])  # who is lost has said nothing: its number is none
-        kept = row.clone()
+        rows = torch.zeros(1 + len(numbers), self.seats, dtype=torch.float64, device=self._collectives.device)
+        rows[:, self.rank] = torch.tensor([1.0, *numbers])  # who is lost has said nothing: its number is none
+        kept = rows.clone()
 
-        def gathered() -> tuple[float, ...]:
-            values, said = work.flight.tensor.tolist()
-            return tuple(each if there else nan for each, there in zip(values, said, strict=True))
+        def gathered() -> tuple[tuple[float, ...], ...]:
+            said, *found = work.flight.tensor.tolist()
+            return tuple(tuple(each if there else nan for each, there in zip(row, said, strict=True)) for row in found)
 
-        work = self._collectives.add_up(row, gathered, "The gathering of numbers", Care(kept.clone))
+        work = self._collectives.add_up(rows, gathered, "The gathering of numbers", Care(kept.clone))
         return self._fly(work)
 
     @property

@@ -80,10 +80,10 @@ class AllReduceWork(CollectiveWork[Gradient]):
         return self._total
 
 
-class AllGatherWork(CollectiveWork[tuple[float, ...]]):
-    def result(self) -> tuple[float, ...]:
-        value: tuple[float, ...] = self.collective.value
-        return value
+class AllGatherWork(CollectiveWork[tuple[tuple[float, ...], ...]]):
+    def result(self) -> tuple[tuple[float, ...], ...]:
+        of_each: tuple[tuple[float, ...], ...] = self.collective.value
+        return of_each
 
 
 class ReceiveWork(SimulatedWork[Message]):
@@ -289,8 +289,8 @@ class SimulatedNode(Node):
     def called_together(self) -> bool:
         return self._run.somebody_joins
 
-    def all_gather(self, value: float) -> Work[tuple[float, ...]]:
-        return self._run.start_all_gather(self, value)
+    def all_gather(self, *numbers: float) -> Work[tuple[tuple[float, ...], ...]]:
+        return self._run.start_all_gather(self, numbers)
 
     def send(self, to: int, kind: str, *tensors: Tensor) -> None:
         self.post.start_message(to, Message(self.rank, kind, self.learner.copies(tensors)))

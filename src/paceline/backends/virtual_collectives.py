@@ -4,7 +4,7 @@ somebody crashes meanwhile. Then those who are left agree on what counts, by the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.agreement import Standing, gifts
@@ -117,7 +117,8 @@ class VirtualCollectives:
         ordered = [payloads.get(rank) for rank in range(count)]
         collective.ranks = tuple(rank for rank in range(count) if rank in payloads)
         if collective.round is None:
-            collective.value = tuple(payloads.get(rank, float("nan")) for rank in range(count))
+            nothing = (nan,) * len(next(iter(payloads.values())))
+            collective.value = tuple(zip(*(payloads.get(rank, nothing) for rank in range(count)), strict=True))
         else:
             collective.value = self._nodes[0].learner.reduce([each for each in ordered if each is not None])
         collective.all_notes = tuple(collective.notes.get(rank, 0.0) for rank in range(count))

@@ -282,8 +282,8 @@ class VirtualRun(Theatre):
         node.fly(work)
         return work
 
-    def start_all_gather(self, node: SimulatedNode, value: float) -> Work[tuple[float, ...]]:
-        work = AllGatherWork(self._collectives.join(node, "all-gather", value, 8, None, 0.0), node)
+    def start_all_gather(self, node: SimulatedNode, numbers: tuple[float, ...]) -> Work[tuple[tuple[float, ...], ...]]:
+        work = AllGatherWork(self._collectives.join(node, "all-gather", numbers, 8 * len(numbers), None, 0.0), node)
         node.fly(work)
         return work
 

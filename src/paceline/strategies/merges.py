@@ -49,7 +49,7 @@ class Merges:
         self._left: Tensor | None = None  # with overlap: the model that went into the merge under way
         self._updates = self._count = 0
         self._samples: list[range] = []
-        self._told: tuple[Work[tuple[float, ...]], Work[tuple[float, ...]]] | None = None
+        self._told: Work[tuple[tuple[float, ...], ...]] | None = None
         self._merging: Work[Gradient] | None = None
         self._weight = 1.0
 
@@ -84,15 +84,14 @@ class Merges:
     def start(self) -> None:
         """The mega-batch is over here: tell the others of this rank's updates, and how large its model is."""
         node = self._node
-        self._told = node.all_gather(float(self._updates)), node.all_gather(float(node.parameters.norm()))
+        self._told = node.all_gather(float(self._updates), float(node.parameters.norm()))
         self._updates = 0
         node.state["round"] += 1  # a newcomer, who comes when this one is merged, begins with the next
 
     async def go_on(self, wait: bool) -> None:
         """Whatever has arrived of the merge under way is taken in; `wait`: all of it."""
-        if self._told and (wait or all(work.done for work in self._told)):
-            updates, norms = await self._told[0], await self._told[1]
-            self._told = None
+        if self._told and (wait or self._told.done):
+            (updates, norms), self._told = await self._told, None
             self._merge(updates, norms)
         if self._merging and (wait or self._merging.done):
             total, self._merging = await self._merging, None
