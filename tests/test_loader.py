@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -24,9 +22,9 @@ def loader_of(dataset=NUMBERS, micro_batch=4, epochs=1, seconds=None, seed=0, co
 
 
 def begin(loader, next_range, sizes=()):
-    """Leases may be taken: in micro-batches of these sizes, then whole."""
+    """Leases may be taken: in micro-batches of these sizes, then of four."""
     wanted = iter(sizes)
-    loader.start(next_range, lambda: next(wanted, 20))
+    loader.start(next_range, lambda: next(wanted, 4))
 
 
 def leases(*parts):
@@ -36,9 +34,9 @@ def leases(*parts):
 
 
 def sampler_of(*parts, sizes=()):
-    """A sampler of these leases, asked for micro-batches of these sizes, then for whole leases."""
+    """A sampler of these leases, asked for micro-batches of these sizes, then for those of four."""
     sampler, wanted = LeaseSampler(SharedOrder(0, 20)), iter(sizes)
-    sampler.next_range, sampler.at_most = leases(*parts), lambda: next(wanted, 20)
+    sampler.next_range, sampler.at_most = leases(*parts), lambda: next(wanted, 4)
     return sampler
 
 
@@ -174,24 +172,39 @@ def test_what_was_taken_and_never_handed_out_is_left_over_once():
 # ---- smaller micro-batches
 
 
-def test_a_lease_is_cut_into_pieces_and_never_joined_with_the_next():
-    sampler = sampler_of(range(8, 15), range(15, 18), sizes=[3, 3, 3, 2, 5])
-    batches, pieces = list(sampler), [range(8, 11), range(11, 14), range(14, 15), range(15, 17), range(17, 18)]
-    assert list(sampler.taken) == pieces
+def test_what_is_left_of_a_lease_is_joined_with_the_one_that_follows():
+    sampler = sampler_of(range(8, 15), range(15, 18), range(4), sizes=[3, 3, 3, 2, 5, 4])
+    batches, pieces = list(sampler), [range(8, 11), range(11, 14), range(14, 17), range(17, 18), range(4)]
+    assert list(sampler.taken) == pieces, "another lease does not follow"
     assert batches == [order(0, 0, 20)[piece.start : piece.stop].tolist() for piece in pieces]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.lists(st.integers(1, 12), min_size=54, max_size=54))
+def test_leases_of_two_epochs_are_not_joined_nor_is_the_next_one_taken_early():
+    sampler = sampler_of(range(16, 20), range(20, 24), sizes=[3, 3, 3])
+    iterator = iter(sampler)
+    next(iterator), next(iterator)
+    assert list(sampler.taken) == [range(16, 19), range(19, 20)]
+    assert sampler.next_range() == range(20, 24), "it is still free"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=6),
+    st.lists(st.integers(1, 12), min_size=54, max_size=54),
+)
 def test_whatever_the_sizes_every_position_is_taken_once_and_in_order(lengths, sizes):
-    parts = [range(end - length, end) for length, end in zip(lengths, itertools.accumulate(lengths), strict=True)]
-    sampler, wanted = LeaseSampler(SharedOrder(0, sum(lengths))), iter(sizes)
+    """Some leases follow each other, between others positions went to another rank."""
+    parts, end = list[range](), 0
+    for length, follows in lengths:
+        parts.append(range(end + (not follows), end + (not follows) + length))
+        end = parts[-1].stop
+    sampler, wanted = LeaseSampler(SharedOrder(0, end)), iter(sizes)
     sampler.next_range, sampler.at_most = leases(*parts), lambda: next(wanted)
     batches, pieces = list(sampler), list(sampler.taken)
+    starts, stops = ({getattr(part, edge) for part in parts} for edge in ("start", "stop"))
     for batch, piece, size in zip(batches, pieces, sizes, strict=False):
-        [lease] = [part for part in parts if piece.start in part]
-        assert len(batch) == len(piece) == min(size, lease.stop - piece.start), "shorter only at the end of a lease"
-    assert [position for piece in pieces for position in piece] == list(range(sum(lengths)))
-    assert sorted(index for batch in batches for index in batch) == list(range(sum(lengths)))
+        assert len(batch) == len(piece) <= size
+        assert len(piece) == size or piece.stop in stops - starts, "shorter only where no lease follows"
+    assert [position for piece in pieces for position in piece] == [each for part in parts for each in part]
 
 
 def test_the_rest_of_a_cut_lease_is_left_over_too():

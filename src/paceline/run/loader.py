@@ -43,8 +43,8 @@ class SharedOrder:
 
 class LeaseSampler:
     """The batch sampler of the DataLoader: takes leases until there are none, and remembers what it took. A lease is
-    cut into pieces when smaller micro-batches are asked for, or when samples do not cost the same: then leases that
-    follow each other are joined first, so that what is left of one is no micro-batch of its own."""
+    cut into pieces when smaller micro-batches are asked for, or when samples do not cost the same. Leases that follow
+    each other are joined first, so that what is left of one is no micro-batch of its own."""
 
     def __init__(self, shared_order: SharedOrder, costs: NDArray[np.float64] | None = None) -> None:
         self._order, self._costs = shared_order, costs
@@ -70,12 +70,19 @@ class LeaseSampler:
         return self._first is not None
 
     def _take(self) -> range | None:
-        if not self.look_ahead() or self._first is None:
+        if not self.look_ahead():
             return None
-        cut = self.at_most() if self._costs is None else self._portion(self._costs)
+        cut = self._equal_portion() if self._costs is None else self._portion(self._costs)
+        assert self._first is not None
         taken, rest = self._first[:cut], self._first[cut:]
         self._first = rest or None
         return taken
+
+    def _equal_portion(self) -> int:
+        most = self.at_most()
+        while self._first is not None and len(self._first) < most and self._join():
+            pass
+        return most
 
     def _portion(self, costs: NDArray[np.float64]) -> int:
         """How many of the first samples make a micro-batch of the usual cost."""
@@ -91,10 +98,11 @@ class LeaseSampler:
     def _join(self) -> bool:
         """Take one more lease and join it to the first, if it follows that in the same epoch."""
         assert self._first is not None
+        if self._first.stop % self._order.samples == 0:
+            return False
         if self._second is None:
             self._second = self.next_range()
-        follows = self._second is not None and self._second.start == self._first.stop
-        if self._second is None or not follows or self._first.stop % self._order.samples == 0:
+        if self._second is None or self._second.start != self._first.stop:
             return False
         self._first, self._second = range(self._first.start, self._second.stop), None
         return True
