@@ -19,6 +19,7 @@ import contextlib
 import os
 import platform
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -50,7 +51,10 @@ from parts.peers.sessions import (
 )
 from parts.peers.tables import RESULTS, ROOT, write_tables
 
+from paceline.errors import no_such
+from paceline.options import split_name
 from paceline.race.emulation import solo_speed
+from paceline.strategies import STRATEGIES
 from paceline.versions import versions
 
 SECONDS = 24.0
@@ -223,6 +227,9 @@ def options_of() -> argparse.Namespace:
     quick = options.quick
     options.methods = options.methods or list(QUICK_METHODS if quick else (method.name for method in METHODS))
     options.clusters = options.clusters or list(QUICK_CLUSTERS if quick else CLUSTERS)
+    for name in options.clusters:
+        if name not in CLUSTERS:
+            parser.error(str(no_such("cluster", name, CLUSTERS)))
     options.seeds = options.seeds or (1 if quick else None)
     options.grid = GRID[1:2] if quick else GRID
     options.out = options.out or (
@@ -235,6 +242,14 @@ def options_of() -> argparse.Namespace:
     return options
 
 
+def method_of(name: str) -> Method:
+    """A method of the list, or a strategy of Paceline's with other options."""
+    listed = {method.name: method for method in METHODS}
+    if name not in listed and split_name(name)[0] not in STRATEGIES:
+        sys.exit(str(no_such("method", name, listed)))
+    return listed.get(name) or Method(name, "paceline")
+
+
 def main() -> None:
     options = options_of()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: sessions are ended first
@@ -243,8 +258,7 @@ def main() -> None:
         return
     book = Book(options.out)
     if not options.tables:
-        chosen = {method.name: method for method in METHODS}
-        methods = [chosen.get(name) or Method(name, "paceline") for name in options.methods]
+        methods = [method_of(name) for name in options.methods]
         for method in methods:
             print(f"{method.name}: {method.configuration}")
         comparison = Comparison(book, options)

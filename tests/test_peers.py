@@ -309,3 +309,20 @@ over.set()
     racing, over = told.stdout.splitlines()
     assert racing in (f"{os.SCHED_RR} {os.SCHED_RR}", f"{os.SCHED_OTHER} {os.SCHED_OTHER}"), "all threads, if allowed"
     assert over == f"{os.SCHED_OTHER} {os.SCHED_OTHER}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--methods", "ddp,abs-sdg"], "There is no method 'abs-sdg'. Did you mean 'abs-sgd'?"),
+        (["--clusters", "statik"], "There is no cluster 'statik'. Did you mean 'static'?"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_anything_is_raced(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers.py", *arguments, "--out", str(tmp_path / "results.jsonl")])
+    with pytest.raises(SystemExit) as ended:
+        peers.main()
+    assert said in f"{ended.value}{capsys.readouterr().err}"
+    assert not list(tmp_path.iterdir())
