@@ -227,7 +227,7 @@ class BackendProbe(Strategy):
     async def _numbers_and_gradients(self, node: Node) -> None:
         ranks, squares = await node.all_gather(float(node.rank), float(node.rank**2))
         assert ranks == tuple(float(rank) for rank in range(node.world_size)), f"gathered {ranks}"
-        assert squares == tuple(rank**2 for rank in ranks), f"gathered {squares}"
+        assert squares == tuple(rank**2 for rank in ranks), "numbers that are gathered together stay apart"
         batch = await node.gradient()
         assert batch.count > 0 and sum(map(len, batch.samples)) == batch.count
         assert node.seconds_per_sample > 0
@@ -235,8 +235,7 @@ class BackendProbe(Strategy):
         work = node.all_reduce(batch)
         gathered = node.all_gather(float(own))
         total = await work
-        (counts,) = await gathered
-        assert work.done and total.count == sum(counts), "the count of the sum is the sum of the counts"
+        assert work.done and total.count == sum((await gathered)[0]), "the count of the sum is the sum of the counts"
         before = node.parameters.clone()
         node.apply(total)
         assert not torch.equal(node.parameters, before), "a step with a gradient moves the parameters"
@@ -316,8 +315,7 @@ class BackendProbe(Strategy):
         assert not node.called_together, "nobody has called"
         gathered = node.all_gather(float(node.parameters.double().sum()))
         node.adopt(await node.mean_model())
-        (sums,) = await gathered
-        mean = sum(sums) / node.world_size
+        mean = sum((await gathered)[0]) / node.world_size
         assert abs(float(node.parameters.double().sum()) - mean) < 1e-4 * (1 + abs(mean)), "the mean of all models"
         await self._same_parameters(node)
 
@@ -328,8 +326,7 @@ class BackendProbe(Strategy):
         node.discard(Gradient(None, 0), DISCARDED)
         gathered = node.all_gather(float(own))
         total = await node.all_reduce(batch)
-        (counts,) = await gathered
-        assert total.count == sum(counts), "what is discarded is in no sum"
+        assert total.count == sum((await gathered)[0]), "what is discarded is in no sum"
         node.apply(total)
         if node.rank == 0:
             node.warn(WARNED)
