@@ -176,12 +176,13 @@ class Node(ABC):
     # ---- learning
 
     def gradient(self, at_most: int | None = None, until: int | None = None) -> Awaitable[Gradient]:
-        """One micro-batch at the present parameters, of `at_most` samples if the model can be trained on less than the
-        user's micro-batch. (A data loader with workers of its own has some ahead, of the size asked for earlier.) Empty
+        """One micro-batch at the present parameters; smaller, of `at_most` samples, if the model can be trained on less
+        than the user's. (A data loader with workers of its own has some ahead, of the size asked for earlier.) Empty
         when this rank has no data: then it lasts until something in flight here arrives, so that a loop over empty
         gradients does not spin. `until`: when this round is signalled, the micro-batch is given up. The answer is then
         empty too, what was computed of it counts as discarded, and the same samples come again with the next one."""
-        self.at_most = self.micro_batch if at_most is None or not self.divisible else max(1, at_most)
+        wanted = self.micro_batch if at_most is None or not self.divisible else max(1, at_most)
+        self.at_most = min(wanted, self.micro_batch)
         self.until = until
         return NEXT_GRADIENT
 

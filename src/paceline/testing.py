@@ -232,8 +232,7 @@ class BackendProbe(Strategy):
         assert batch.count > 0 and sum(map(len, batch.samples)) == batch.count
         assert node.seconds_per_sample > 0
         own = batch.count
-        work = node.all_reduce(batch)
-        gathered = node.all_gather(float(own))
+        work, gathered = node.all_reduce(batch), node.all_gather(float(own))
         total = await work
         assert work.done and total.count == sum((await gathered)[0]), "the count of the sum is the sum of the counts"
         before = node.parameters.clone()
