@@ -11,6 +11,7 @@ scripts/bench faults --awaits           a crash at every moment of every strateg
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections.abc import Collection
 from functools import partial
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--awaits", action="store_true", help="crash each rank at every moment of every strategy")
     parser.add_argument("--peers", action="store_true", help="kill ranks of other libraries: DDP, torchft, hivemind")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is ended first
     if asked.seed is not None:
         check_seed(asked.seed)
         print(f"Seed {asked.seed} is sound.")
