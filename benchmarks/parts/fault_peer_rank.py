@@ -19,6 +19,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.launch.local import end_with_parent
+
 STEPS, SAVE_EVERY = 300, 20
 MICRO_BATCH, SECONDS = 16, (0.02, 0.02, 0.04, 0.04)
 TIMEOUT = timedelta(seconds=60)
@@ -141,5 +143,6 @@ METHODS: dict[str, Callable[[Course], None]] = {"ddp": ddp, "torchft": torchft, 
 
 
 if __name__ == "__main__":
+    end_with_parent()  # torchrun gives each rank a session of its own
     METHODS[sys.argv[1]](Course(Path(sys.argv[2])))
     os._exit(0)  # threads and helpers of the libraries would keep it
