@@ -177,10 +177,10 @@ def settings(optimizer):
     [
         ("momentum", StepScale(3.0), [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.06, "momentum": 0.9}]),
         ("momentum", StepScale(1.0, 2.0), [{"lr": 0.1, "momentum": 0.81}, {"lr": 0.02, "momentum": 0.81}]),
-        ("adam", StepScale(2.0, 0.5), [{"lr": 0.2, "betas": (0.9**0.5, 0.999**0.5)}, {"lr": 0.04}]),
+        ("adam", StepScale(2.0, 0.5, 0.25), [{"lr": 0.2, "betas": (0.9**0.5, 0.999**0.25)}, {"lr": 0.04}]),
         ("momentum", StepScale(momentum=0.0), [{"lr": 0.1, "momentum": 0.0}, {"lr": 0.02, "momentum": 0.0}]),
         ("adam", StepScale(momentum=0.0), [{"lr": 0.1, "betas": (0.0, 0.999)}, {"lr": 0.02}]),
-        ("adam", StepScale(1.0, 2.0, 0.5), [{"lr": 0.1, "betas": (0.405, 0.999**2)}, {"lr": 0.02}]),
+        ("adam", StepScale(1.0, 2.0, 2.0, 0.5), [{"lr": 0.1, "betas": (0.405, 0.999**2)}, {"lr": 0.02}]),
         ("adagrad", StepScale(0.5, 3.0), [{"lr": 0.05}, {"lr": 0.01}]),
         ("momentum", AS_SET, [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.02, "momentum": 0.9}]),
     ],

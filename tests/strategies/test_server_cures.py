@@ -84,6 +84,24 @@ def test_the_servers_step_has_no_momentum_then_and_as_much_weight_decay_as_it_wo
     assert len(steps) > 20
 
 
+@pytest.mark.parametrize(("cure", "forgets_by_rounds"), [("auto", True), ("predict", True), ("none", False)])
+def test_adam_forgets_the_size_of_gradients_by_rounds_and_not_by_pushes(
+    play: Play, cure: str, forgets_by_rounds: bool
+) -> None:
+    optimizer = partial(torch.optim.Adam, lr=RATE, betas=(BETA, 0.99))
+    played = play(create(f"asp:delay_cure={cure}"), served(), optimizer=optimizer)
+    here = torch.nn.Parameter(played.start.clone())
+    adam = optimizer([here])
+    steps = played.stepped[SERVER]
+    assert len(steps) > 20 and steps[0].scale == pytest.approx(1 / WORKERS)
+    for step, after in zip(steps, played.committed[SERVER], strict=False):
+        kept = 0.99**step.scale if forgets_by_rounds else 0.99
+        adam.param_groups[0].update(lr=RATE * step.scale, betas=(BETA, kept))
+        here.grad = step.mean.clone()
+        adam.step()
+        close(after, here.detach())
+
+
 def test_plain_sgd_has_no_momentum_to_keep(play: Play) -> None:
     plain = partial(torch.optim.SGD, lr=RATE)
     found, expected = (

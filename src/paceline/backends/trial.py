@@ -63,7 +63,7 @@ def scaled(optimizer: torch.optim.Optimizer, scale: StepScale) -> Iterator[None]
     for group in optimizer.param_groups:
         if scale.learning_rate != 1.0:
             group["lr"] = group["lr"] * scale.learning_rate
-        if (scale.momentum_power, scale.momentum) != (1.0, 1.0):
+        if (scale.momentum_power, scale.size_power, scale.momentum) != (1.0, 1.0, 1.0):
             for key in MOMENTA:
                 if key in group:
                     group[key] = _kept(group[key], scale)
@@ -79,6 +79,6 @@ def scaled(optimizer: torch.optim.Optimizer, scale: StepScale) -> Iterator[None]
 def _kept(value: Any, scale: StepScale) -> Any:
     """How much of what came before the step keeps: of its direction, and behind that in `betas` of its size."""
     if isinstance(value, tuple | list):
-        first, *others = (beta**scale.momentum_power for beta in value)
-        return scale.momentum * first, *others
+        first, *others = value
+        return scale.momentum * first**scale.momentum_power, *(beta**scale.size_power for beta in others)
     return scale.momentum * value**scale.momentum_power

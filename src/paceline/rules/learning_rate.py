@@ -43,13 +43,15 @@ class StepScale:
 
     Args:
         learning_rate: times the learning rate.
-        momentum_power: momentum and betas, raised to it: a step that stands for twice the samples forgets twice.
+        momentum_power: the momentum, raised to it: a step that stands for twice the samples forgets twice.
+        size_power: Adam's other betas, raised to it: how long it remembers the size of gradients.
         momentum: times the momentum, or Adam's first beta; 0 for a step without.
         weight_decay: times the weight decay.
     """
 
     learning_rate: float = 1.0
     momentum_power: float = 1.0
+    size_power: float = 1.0
     momentum: float = 1.0
     weight_decay: float = 1.0
 
@@ -68,9 +70,9 @@ def step_scale(rule: str, batch: int, reference: int, noise_scale: float | None,
         largest: κ is cut to it: no rule holds for ever.
 
     >>> step_scale("linear", 64, 128, None, 4.0)
-    StepScale(learning_rate=0.5, momentum_power=1.0, momentum=1.0, weight_decay=1.0)
+    StepScale(learning_rate=0.5, momentum_power=1.0, size_power=1.0, momentum=1.0, weight_decay=1.0)
     >>> step_scale("sqrt", 512, 128, None, 4.0)
-    StepScale(learning_rate=2.0, momentum_power=4.0, momentum=1.0, weight_decay=1.0)
+    StepScale(learning_rate=2.0, momentum_power=4.0, size_power=4.0, momentum=1.0, weight_decay=1.0)
     >>> step_scale("adascale", 256, 128, 128.0, 4.0).learning_rate
     1.3333333333333333
     """
@@ -78,7 +80,7 @@ def step_scale(rule: str, batch: int, reference: int, noise_scale: float | None,
     if rule == "none" or batch == 0:
         return AS_SET
     if rule == "sqrt":
-        return StepScale(sqrt(kappa), kappa)
+        return StepScale(sqrt(kappa), kappa, kappa)
     if rule == "adascale" and noise_scale is not None:
         ratio = noise_scale / reference
         return StepScale((ratio + 1) / (ratio / kappa + 1))

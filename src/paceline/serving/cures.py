@@ -3,6 +3,7 @@
     momentum   v ← β·v + x;   push x + β·v        kept by the worker, not by the server: see `rules.delay.lead_`
     predict    compute at  w + (N−1)/N · (w − w of the pull before):  where the other N − 1 will have brought it when
                the gradient arrives, if all go on as they did
+    both       with Adam the server's β₂ is raised to 1/N: see `scale_at_server`
 
 Where a group steps together, with a bound of 0, no gradient is late and nothing is cured.
 """
@@ -31,10 +32,13 @@ def workers_keep_momentum(options: ParameterServer, node: Node) -> bool:
 
 
 def scale_at_server(options: ParameterServer, node: Node, scale: float) -> StepScale:
-    """Of a step with a push. Where workers keep the momentum the server has none; weight decay, which torch's SGD sends
-    through the momentum, is then as much stronger as that would have made it."""
+    """Of a step with a push. Adam forgets the size of gradients as fast as in synchronous training, a round of pushes
+    counting as one; its direction it may forget sooner: gradients that come late are a momentum themselves. Where
+    workers keep the momentum the server has none; weight decay, which torch's SGD sends through the momentum, is then
+    as much stronger as that would have made it."""
     if not workers_keep_momentum(options, node):
-        return StepScale(scale)
+        late = options.delay_cure != "none" and options.bound.high > 0
+        return StepScale(scale, size_power=scale if late else 1.0)
     return StepScale(scale, momentum=0.0, weight_decay=1 / (1 - node.steps.momentum))
 
 
