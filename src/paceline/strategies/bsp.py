@@ -26,8 +26,8 @@ class Bsp(ParameterServer):
         direction: of `gdtopk`: `code` lets the slowest group send most, `speed` least.
         adapt_lr: a push that comes late counts less: η·N/max(N, delay).
         delay_cure: where others step while a worker computes. `momentum`: workers keep that of SGD themselves.
-            `predict`: they compute where the parameters will be in an iteration. `auto` is both, `none` neither; with
-            a bound of 0 there is nothing to cure.
+            `predict`: they compute where the parameters will be in an iteration. `auto` is both, `none` neither;
+            unless `none`, Adam's second moment forgets by rounds. With a bound of 0 there is nothing to cure.
     """
 
     name: ClassVar[str] = "bsp"
