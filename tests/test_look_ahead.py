@@ -23,7 +23,7 @@ KINDS = {
     "adam": partial(torch.optim.Adam, lr=0.1),
     "adamw": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, amsgrad=True),
 }
-SCALES = {"as set": AS_SET, "scaled": StepScale(0.5, 2.0)}
+SCALES = {"as set": AS_SET, "scaled": StepScale(0.5, 2.0, 2.0)}
 LAYER = nn.Linear(3, 2).double()
 
 
@@ -201,7 +201,7 @@ def test_an_optimizer_that_cannot_step_on_trial_says_so():
 def test_a_scaled_step_is_that_of_an_optimizer_with_other_settings(kind, settings):
     replica, twin = after(2, kind), after(2, kind)
     before = [dict(group) for group in replica.optimizer.param_groups]
-    replica.apply(gradient_of(replica, 10), StepScale(2.0, 3.0))
+    replica.apply(gradient_of(replica, 10), StepScale(2.0, 3.0, 3.0))
     assert [dict(group) for group in replica.optimizer.param_groups] == before
     twin.optimizer.param_groups[0].update(settings)
     twin.apply(gradient_of(twin, 10))
@@ -218,7 +218,7 @@ def test_settings_come_back_after_a_step_that_fails():
 
     replica.optimizer.register_step_post_hook(fail)
     with pytest.raises(ZeroDivisionError):
-        replica.apply(gradient_of(replica, 10), StepScale(2.0, 3.0))
+        replica.apply(gradient_of(replica, 10), StepScale(2.0, 3.0, 3.0))
     assert [dict(group) for group in replica.optimizer.param_groups] == before
 
 

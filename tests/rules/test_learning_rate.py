@@ -20,7 +20,7 @@ def test_each_rule_is_its_formula(batch: int, reference: int, noise: float | Non
     kappa = min(batch / reference, most)
     assert step_scale("none", batch, reference, noise, most) == AS_SET
     assert step_scale("linear", batch, reference, noise, most) == StepScale(kappa, 1.0)
-    assert step_scale("sqrt", batch, reference, noise, most) == StepScale(sqrt(kappa), kappa)
+    assert step_scale("sqrt", batch, reference, noise, most) == StepScale(sqrt(kappa), kappa, kappa)
     adascale = step_scale("adascale", batch, reference, noise, most)
     gain = kappa if noise is None else (noise / reference + 1) / (noise / reference / kappa + 1)
     assert adascale.learning_rate == pytest.approx(gain, rel=1e-12) and adascale.momentum_power == 1.0
