@@ -89,9 +89,7 @@ class Comparison:
 
     def run(self, methods: Sequence[Method]) -> None:
         """Those first who have the most races; who needs the processors for itself comes last."""
-        together = sorted(
-            (each for each in methods if not each.alone), key=lambda each: (not each.everywhere, -each.seeds)
-        )
+        together = sorted((each for each in methods if not each.alone), key=lambda each: -each.seeds)
         self.all_of([partial(self.whole, method) for method in together])
         for method in methods:
             if method.alone:
@@ -100,17 +98,15 @@ class Comparison:
     def whole(self, method: Method) -> None:
         """All races of a method: whenever it is ended, what is there is whole, seed by seed."""
         self.tune(method)
-        if method.everywhere:
-            self.race(method, self.others)
+        self.race(method, self.others)
 
     def minutes(self, methods: Sequence[Method]) -> float:
         """About how long all of it takes, if the file is empty and nothing is disturbed."""
         settings, total = len(self.options.grid), 0.0
         for method in methods:
             seeds = len(self.seeds(method))
-            races, sessions = settings + min(FINALISTS, settings) * (seeds - 1), min(seeds, 2)
-            if method.everywhere:
-                races, sessions = races + len(self.others) * seeds, sessions + 1
+            tuning, sessions = settings + min(FINALISTS, settings) * (seeds - 1), min(seeds, 2) + 1
+            races = tuning + len(self.others) * seeds
             seconds = races * self.options.seconds + sessions * START_SECONDS
             total += seconds / (1 if method.alone else self.options.jobs) / 60
         return total

@@ -18,7 +18,6 @@ class Method:
         configuration: in words.
         package: what has to be installed, into an environment of its own.
         module: what a session starts.
-        everywhere: whether it races on all clusters, or only on the static one.
         seeds: at least; more for those whose factors are asked for.
         alone: whether it needs so much of the processors that races at the same time would disturb each other.
     """
@@ -28,7 +27,6 @@ class Method:
     configuration: str = "as it is, no option"
     package: str = ""
     module: str = RANKS
-    everywhere: bool = True
     alone: bool = False
     seeds: int = SEEDS
 
@@ -95,13 +93,13 @@ METHODS = (
     Method("ad-psgd", "paceline"),
     Method("gssp", "paceline", "one server"),
     Method("abs-sgd", "paceline", seeds=MANY_SEEDS),
-    Method("local-sgd", "paceline", everywhere=False),
-    Method("d-psgd", "paceline", everywhere=False),
-    Method("matcha", "paceline", everywhere=False),
-    Method("bsp", "paceline", "one server", everywhere=False),
-    Method("ssp", "paceline", "one server", everywhere=False),
-    Method("dssp", "paceline", "one server", everywhere=False),
-    Method("asp", "paceline", "one server", everywhere=False),
-    Method("elastic-averaging", "paceline", everywhere=False),
-    Method("crossbow", "paceline", everywhere=False),
+    Method("local-sgd", "paceline"),
+    Method("d-psgd", "paceline"),
+    Method("matcha", "paceline"),
+    Method("bsp", "paceline", "one server"),
+    Method("ssp", "paceline", "one server"),
+    Method("dssp", "paceline", "one server"),
+    Method("asp", "paceline", "one server"),
+    Method("elastic-averaging", "paceline"),
+    Method("crossbow", "paceline"),
 )
