@@ -173,11 +173,11 @@ def drawn(seed: int) -> tuple[str, Losses]:
     leaves = tuple(Leave(at=at, rank=rank) for rank, at in times.items() if rank in told)
     text, epochs, latency = draw.choice(SURVIVORS), draw.randint(1, 2), draw.choice([0.0, 0.002, 0.03])
     joins: tuple[Join, ...] = ()
-    if create(text).takes_newcomers:
+    if create(text).admits:
         back = [rank for rank in times if draw.random() < 0.4]
         joins = tuple(Join(at=times[rank] + draw.uniform(0, SECONDS / 3), rank=rank) for rank in back)
-    if create(text).grows and draw.random() < 0.3:
-        speeds, joins = (*speeds, 0.5), (*joins, Join(at=draw.uniform(0, SECONDS), rank=workers))
+        if draw.random() < 0.3:
+            speeds, joins = (*speeds, 0.5), (*joins, Join(at=draw.uniform(0, SECONDS), rank=workers))
     return text, Losses(speeds, crashes, leaves, seed, epochs, latency, joins)
 
 

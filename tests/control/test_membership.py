@@ -125,10 +125,10 @@ def test_ranks_that_cannot_be():
 
 
 def test_further_ranks_get_the_next_numbers_and_take_part_when_they_are_let_in():
-    members = arrived(*[RUN | ADMITS | {"grows": True}] * 2)
+    members = arrived(*[RUN | ADMITS] * 2)
     assert members.enlist(2) == [2, 3] and members.enlist(1) == [4]
     assert members.lost == {} and len(members.roster) == 2, "to the others nothing has changed"
-    members.arrive(3, RUN | ADMITS | {"grows": True}, ("127.0.0.1", 1003), now=0.0)
+    members.arrive(3, RUN | ADMITS, ("127.0.0.1", 1003), now=0.0)
     assert members.joining == {3} and members.generation == 0 and len(members.roster) == 2
     before = Membership(2, 5.0)
     before.restore(members.state(), now=0.0)
@@ -136,23 +136,21 @@ def test_further_ranks_get_the_next_numbers_and_take_part_when_they_are_let_in()
     members.admit()
     assert members.admitted == ([3], 1) and members.roster[3] == ("127.0.0.1", 1003)
     assert members.lost == {2: NEVER_CAME} and members.taking_part == [0, 1, 3]
-    members.arrive(2, RUN | ADMITS | {"grows": True}, None, now=0.0)
+    members.arrive(2, RUN | ADMITS, None, now=0.0)
     assert members.joining == {2}, "who was given a number may still come"
 
 
 def test_a_further_rank_that_dies_while_it_waits_was_never_there():
-    members = arrived(*[RUN | ADMITS | {"grows": True}] * 2)
+    members = arrived(*[RUN | ADMITS] * 2)
     (rank,) = members.enlist(1)
-    members.arrive(rank, RUN | ADMITS | {"grows": True}, None, now=0.0)
+    members.arrive(rank, RUN | ADMITS, None, now=0.0)
     assert members.lose(rank, "killed") and members.lost == {} and members.generation == 0
     members.admit()
     assert members.admitted == ([], 1) and members.seats == 2
 
 
-@pytest.mark.parametrize(
-    ("description", "words"), [({"admits": True}, "cannot take more ranks"), ({"grows": True}, "does not exist")]
-)
-def test_nobody_comes_who_was_given_no_number(description, words):
-    members = arrived(*[RUN | description] * 2)
-    with pytest.raises(PacelineError, match=words):
-        members.enlist(1) if "admits" in description else members.arrive(2, RUN | description, None, now=0.0)
+def test_nobody_comes_who_was_given_no_number():
+    with pytest.raises(PacelineError, match="cannot take a newcomer"):
+        arrived(RUN, RUN).enlist(1)
+    with pytest.raises(PacelineError, match="Rank 2 does not exist"):
+        arrived(*[RUN | ADMITS] * 2).arrive(2, RUN | ADMITS, None, now=0.0)

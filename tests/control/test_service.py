@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.run.rank import Rank
 
 SECRET = b"the run's secret"
-RUN = {"strategy": "abs-sgd", "admits": True, "grows": True, "parameters": [["w", [2, 3], "float32", [3, 1]]]}
+RUN = {"strategy": "abs-sgd", "admits": True, "parameters": [["w", [2, 3], "float32", [3, 1]]]}
 
 
 @contextlib.contextmanager

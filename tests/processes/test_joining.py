@@ -83,7 +83,17 @@ def test_a_kill_in_the_middle_of_joining_leaves_the_run_going(ranks: Ranks, kill
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_newcomer_takes_the_place_of_a_lost_neighbour(ranks: Ranks, strategy: str, victim: int) -> None:
     """It begins with the mean of the models, on a graph with it; what its predecessor had used is not used again."""
-    outcome = ranks("train_with_newcomers", 3, replaced=1, strategy=strategy, victims=[victim])
+    check_alone(ranks("train_with_newcomers", 3, replaced=1, strategy=strategy, victims=[victim]), victim)
+
+
+@pytest.mark.parametrize("strategy", ["d-psgd:graph=0-1", *ALONE[1:]])
+def test_a_further_neighbour_takes_part(ranks: Ranks, strategy: str) -> None:
+    """On a graph with it, also where the graph was given edge by edge."""
+    check_alone(ranks("train_with_newcomers", 2, strategy=strategy, victims=[], further=1), 2)
+
+
+def check_alone(outcome: Any, victim: int) -> None:
+    """One of three has come while the others trained."""
     facts = outcome.facts
     assert [fact["joined"] for fact in facts] == [rank == victim for rank in range(3)]
     assert all(fact["final"] == facts[0]["final"] for fact in facts) and all(fact["seen"] for fact in facts)

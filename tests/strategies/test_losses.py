@@ -21,7 +21,7 @@ EVERY = 7  # of the moments; `scripts/bench faults --awaits` plays all
 
 
 def admits(text: str) -> bool:
-    return create(text).takes_newcomers
+    return create(text).admits
 
 
 @pytest.mark.parametrize("text", SURVIVORS)
@@ -74,7 +74,7 @@ def test_a_newcomer_takes_the_place_of_a_crashed_rank(text: str) -> None:
     assert came
 
 
-@pytest.mark.parametrize("text", [text for text in SURVIVORS if create(text).grows])
+@pytest.mark.parametrize("text", [text for text in SURVIVORS if create(text).admits])
 def test_a_further_rank_takes_part(text: str) -> None:
     """More than the run began with, from a round on and with the same bits; it may also be lost again."""
     strategy, speeds = create(text), (1.0, 0.7, 0.25)
@@ -88,9 +88,20 @@ def test_a_further_rank_takes_part(text: str) -> None:
         assert crashes or all(each.equal(parameters[0]) for each in parameters)
 
 
-def test_a_strategy_on_a_graph_takes_no_further_rank() -> None:
-    with pytest.raises(PacelineError, match="cannot take more ranks than the run began with"):
-        play(create("d-psgd"), Losses(joins=(Join(at=0.1, rank=2),)))
+@pytest.mark.parametrize("text", ["d-psgd:graph=0-1", "matcha:graph=0-1+2-3/1-2+0-3", "d-psgd:graph=torus"])
+def test_a_further_rank_takes_part_where_the_graph_has_no_place_for_it(text: str) -> None:
+    """Edges that were given by hand name no further rank, and five ranks are no torus."""
+    speeds = (1.0, 0.5, 0.5) if "=0-1" in text and "/" not in text else (1.0, 1.0, 0.5, 0.5, 0.5)
+    losses = Losses(speeds, epochs=2, joins=(Join(at=0.1, rank=len(speeds) - 1),))
+    check_losses(create(text), losses)
+    assert starts(play(create(text), losses)[1], len(speeds) - 1) == 1
+
+
+def test_a_further_rank_in_the_place_of_a_lost_one_is_not_on_its_edges() -> None:
+    """As many are here as before, and matchings that were given for those before are void."""
+    joins, speeds = (Join(at=0.2, rank=4),), (1.0, 1.0, 0.5, 0.5, 0.5)
+    losses = Losses(speeds, (Crash(at=0.1, rank=1),), epochs=2, joins=joins)
+    check_losses(create("matcha:graph=0-1+2-3/1-2+0-3"), losses)
 
 
 def test_a_newcomer_may_crash_and_another_may_come() -> None:

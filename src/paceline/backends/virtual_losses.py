@@ -55,12 +55,10 @@ class Losses:
     def wait_to_join(self, rank: int) -> None:
         """A newcomer comes for the place of a rank; if that is not gone, or nobody is here, it goes again."""
         name = self._strategy.name
-        if not self._strategy.takes_newcomers:
+        if not self._strategy.admits:
             raise PacelineError(f"The strategy {name} cannot take a newcomer into a running training yet.")
         if self._run.nodes[rank].serves:
             raise PacelineError(f"Rank {rank} is a server, and a server that was lost cannot be replaced.")
-        if rank >= self._run.nodes[0].world_size and not self._strategy.grows:
-            raise PacelineError(f"The strategy {name} cannot take more ranks than the run began with.")
         if rank in self._unheard and not all(node.ended for node in self._run.nodes):
             self.joining.add(rank)
 

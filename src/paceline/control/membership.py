@@ -79,12 +79,15 @@ class Membership:
         """Ranks that serve: the last of those with which the run began."""
         return range(self.world_size - self.description.get("servers", 0), self.world_size)
 
-    def _wait_to_join(self, rank: int) -> None:
+    def _check_that_it_admits(self) -> None:
         if not self.description.get("admits"):
             raise PacelineError(
                 f"The strategy {self.description.get('strategy')} cannot take a newcomer into a running training yet.",
                 remedy="Start the run again; with run.resume() it goes on from the last checkpoint.",
             )
+
+    def _wait_to_join(self, rank: int) -> None:
+        self._check_that_it_admits()
         if rank in self.servers:
             raise PacelineError(
                 f"Rank {rank} is a server, and a server that was lost cannot be replaced while the run goes on.",
@@ -100,12 +103,7 @@ class Membership:
         """Numbers for so many further ranks, which may join from now on."""
         if not self.begun or not self.taking_part:
             raise PacelineError("The run has not begun yet, or is over.", remedy="Join it while it trains.")
-        if not self.description.get("grows"):
-            raise PacelineError(
-                f"The strategy {self.description.get('strategy')} cannot take more ranks than the run began with.",
-                remedy="Start the run again with as many as you have; with run.resume() it goes on from the last "
-                "checkpoint.",
-            )
+        self._check_that_it_admits()
         first, self.numbers = self.numbers, self.numbers + count
         return list(range(first, self.numbers))
 

@@ -7,7 +7,7 @@ ring                     one of `graphs.NAMES`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from paceline.errors import PacelineError
@@ -42,6 +42,30 @@ def graph_of(text: str, workers: int, probability: float = 0.0, seed: int = 0) -
         return from_edges(workers, [edge for group in groups for edge in group])
     given = {"probability": probability or None} if text == RANDOM else {}
     return named(text, workers, seed=seed, **given).connected()
+
+
+def graph_among(text: str, workers: int, here: Sequence[int], probability: float = 0.0, seed: int = 0) -> Graph:
+    """The graph over those who are here, each by its place among them.
+
+    Args:
+        text, probability, seed: see `graph_of`.
+        workers: how many the run began with.
+        here: ranks, in order. Those from `workers` on have come since. Where the word stands for no graph of so many,
+            as edges do not, they are joined to the graph of those before them.
+
+    >>> graph_among("ring", 4, here=(0, 1, 2, 3, 4)).edges
+    ((0, 1), (0, 4), (1, 2), (2, 3), (3, 4))
+    >>> graph_among("0-1+1-2", 3, here=(0, 1, 2, 3)).edges
+    ((0, 1), (0, 3), (1, 2), (2, 3))
+    """
+    seats = max(workers, here[-1] + 1)
+    try:
+        graph = graph_of(text, seats, probability, seed)
+    except PacelineError:
+        if seats == workers:
+            raise
+        graph = graph_of(text, workers, probability, seed).widened(seats)
+    return graph.among(here)
 
 
 def matchings_in(text: str) -> Matchings | None:

@@ -128,6 +128,24 @@ class Graph:
         places = {rank: place for place, rank in enumerate(here)}
         return _graph(len(here), ((places[one], places[other]) for one in here for other in near[one]))
 
+    def widened(self, workers: int) -> Graph:
+        """The graph with further ranks, each joined to the two that have the fewest neighbours by then. A complete graph
+        stays complete.
+
+        >>> Graph(4, ((0, 1), (1, 2), (1, 3))).widened(5).edges  # a leaf more would have hung on one rank alone
+        ((0, 1), (0, 4), (1, 2), (1, 3), (2, 4))
+        """
+        if self.is_complete:
+            return complete(workers)
+        edges, degrees = list(self.edges), list(self.degrees)
+        for further in range(self.workers, workers):
+            chosen = sorted(range(further), key=lambda rank: degrees[rank])[:2]
+            edges += [(rank, further) for rank in chosen]
+            degrees.append(len(chosen))
+            for rank in chosen:
+                degrees[rank] += 1
+        return Graph(workers, tuple(edges))
+
     def connected(self) -> Graph:
         """Itself, or an error that names the parts which do not hang together."""
         if len(self.components) == 1:

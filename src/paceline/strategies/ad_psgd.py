@@ -19,7 +19,7 @@ from typing import ClassVar
 from paceline.node import Message, Node
 from paceline.rules.acid import Acid, acid, even_rates
 from paceline.rules.chance import chance
-from paceline.rules.graph_text import graph_of
+from paceline.rules.graph_text import graph_among
 from paceline.rules.graphs import Graph
 from paceline.strategies.checks import at_least, one_of
 from paceline.strategies.company import Company
@@ -58,15 +58,14 @@ class AdPsgd(Strategy):
         return True
 
     async def worker(self, node: Node) -> None:
-        graph = graph_of(self.graph, node.world_size, self.probability, self.seed)
         pairs = Pairs(node, self.seed)
         while not node.finished:
-            left = graph.among(pairs.here)
+            graph = graph_among(self.graph, node.world_size, pairs.here, self.probability, self.seed)
             constants = UNUSED  # with A²CiD² one averaging of its own idea, and about one of a neighbour's
             if self.momentum == "acid":
-                constants = acid(left, even_rates(left, averagings=2.0))
+                constants = acid(graph, even_rates(graph, averagings=2.0))
             moves = mover(node, self.momentum, constants)
-            pairs.form(left, moves)
+            pairs.form(graph, moves)
             has_data = True
             while has_data and not pairs.is_called:
                 moves.begin()

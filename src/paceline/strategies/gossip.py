@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from paceline.node import Gradient, Node
 from paceline.rules.acid import Acid, in_rounds
-from paceline.rules.graph_text import graph_of
+from paceline.rules.graph_text import graph_among
 from paceline.rules.graphs import Graph
 from paceline.rules.plans import Plan
 from paceline.strategies.checks import at_least, one_of
@@ -81,11 +81,11 @@ class Gossip(Strategy):
         return True
 
     def graph_for(self, workers: int, here: Sequence[int]) -> Graph:
-        return graph_of(self.graph, workers, self.probability, self.seed).among(here)
+        return graph_among(self.graph, workers, here, self.probability, self.seed)
 
     @abstractmethod
     def plan(self, workers: int, here: Sequence[int]) -> Plan:
-        """Who mixes with whom, of so many workers those who are here."""
+        """Who mixes with whom of those who are here; the run began with so many workers."""
 
     async def worker(self, node: Node) -> None:
         async def batch(round_number: int) -> tuple[Gradient, bool]:

@@ -41,5 +41,5 @@ class Matcha(Gossip):
         share_of_one(self, "budget")
 
     def plan(self, workers: int, here: Sequence[int]) -> Plan:
-        given = matchings_in(self.graph) if len(here) == workers else None  # those left have other edges
+        given = matchings_in(self.graph) if (*here,) == (*range(workers),) else None  # others have other edges
         return drawn(self.graph_for(workers, here), self.budget, self.seed, given)

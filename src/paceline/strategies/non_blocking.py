@@ -72,7 +72,7 @@ class NonBlocking(Strategy):
         return self.topology != RING
 
     def plan(self, workers: int, here: Sequence[int]) -> Plan:
-        """Who mixes with whom, of so many workers those who are here."""
+        """Who mixes with whom of those who are here; the run began with so many workers."""
         return self._blocking().plan(workers, here)
 
     def _blocking(self) -> Gossip:

@@ -71,10 +71,6 @@ class ParameterServer(Strategy):
         return True
 
     @property
-    def grows(self) -> bool:
-        return True
-
-    @property
     @abstractmethod
     def bound(self) -> Bound:
         """How far a worker may be ahead of the slowest of its group."""

@@ -25,8 +25,9 @@ class Strategy(ABC):
     survives: ClassVar[bool] = False
     """Whether it goes on when a rank is lost: then `node.receive` brings a message `lost` from it, after all others."""
     admits: ClassVar[bool] = False
-    """Whether nothing is in flight when a round is applied and the next has not begun, and what ranks must know alike
-    of the rounds before is in `node.state`; see `takes_newcomers`."""
+    """Whether a rank can take part from a round of all on, in the place of a lost one or as a further one: nothing is in
+    flight when a round is applied and the next has not begun, and what ranks must know alike of the rounds before is in
+    `node.state`."""
 
     @property
     def steps_alone(self) -> bool:
@@ -37,16 +38,6 @@ class Strategy(ABC):
     def code(self) -> str:
         """In which the gradients of a round travel: one of `rules.codes.CODES`. Nodes look after it."""
         return "none"
-
-    @property
-    def takes_newcomers(self) -> bool:
-        """Whether a rank can take part from a round of all on."""
-        return self.admits
-
-    @property
-    def grows(self) -> bool:
-        """Whether more ranks can take part than the run began with. Not where a graph says who there is."""
-        return self.takes_newcomers and not self.steps_alone
 
     def servers_for(self, workers: int) -> int:
         """How many ranks serve so many workers when nobody says how many; 0 for a strategy without servers."""
