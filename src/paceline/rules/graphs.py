@@ -129,7 +129,7 @@ class Graph:
         return _graph(len(here), ((places[one], places[other]) for one in here for other in near[one]))
 
     def widened(self, workers: int) -> Graph:
-        """The graph with further ranks, each joined to the two that have the fewest neighbours by then. A complete graph
+        """The graph with further ranks, each joined to the two that have the fewest neighbours by then. A complete one
         stays complete.
 
         >>> Graph(4, ((0, 1), (1, 2), (1, 3))).widened(5).edges  # a leaf more would have hung on one rank alone

@@ -25,9 +25,9 @@ class Strategy(ABC):
     survives: ClassVar[bool] = False
     """Whether it goes on when a rank is lost: then `node.receive` brings a message `lost` from it, after all others."""
     admits: ClassVar[bool] = False
-    """Whether a rank can take part from a round of all on, in the place of a lost one or as a further one: nothing is in
-    flight when a round is applied and the next has not begun, and what ranks must know alike of the rounds before is in
-    `node.state`."""
+    """Whether a rank can take part from a round of all on, in the place of a lost one or as a further one. For that
+    nothing is in flight when a round is applied and the next has not begun, and what ranks must know alike of the
+    rounds before is in `node.state`."""
 
     @property
     def steps_alone(self) -> bool:
