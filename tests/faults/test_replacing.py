@@ -32,7 +32,7 @@ def test_a_rank_that_is_lost_is_started_again_and_joins(
     waits += "\n        if not JOINS and number > 20 and (run.folder / 'joined').exists(): break"
     path = script(first=JOINS, each=HELPER.format(signal=signal) + waits, strategy=strategy, length="epochs=100000")
     serving = environment_of_servers(create(strategy).servers_for(2))
-    outcome, folder = launched(path, 3, heartbeat_timeout=8.0, replace=2, environment=serving)
+    outcome, folder = launched(path, 3, heartbeat_timeout=60.0, replace=2, environment=serving)
     assert outcome.ok and outcome.lost == [] and outcome.exit_codes == [0, 0, 0], outcome.last_words
     assert "it is started again, to join the run (1 of 2)" in capfd.readouterr().err
     books = account(read_events(folder / "events"))

@@ -26,10 +26,12 @@ from paceline.control.membership import ON_NOTICE
 from paceline.errors import PacelineError
 from paceline.launch.hosted import HostedService
 from paceline.launch.replacing import Replacing
+from paceline.launch.stops import Stops
 from paceline.launch.surroundings import JOINS, address_on, card_of, environment_of
 
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25  # between two looks whether somebody is lost whose process still runs
+STOPPED_SECONDS = 1.0  # until a process that is stopped counts as lost: nobody stops one for less, but to look at it
 JOIN_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
 KILL_SECONDS = 5.0  # between asking to end and ending
@@ -143,6 +145,8 @@ class Process(Protocol):
     """What a launcher asks of a rank's process; those of `subprocess` answer it."""
 
     @property
+    def pid(self) -> int | None: ...  # none for one on another machine
+    @property
     def returncode(self) -> Any: ...
     def poll(self) -> int | None: ...
     def terminate(self) -> None: ...
@@ -163,6 +167,7 @@ class Ranks:
     def __init__(self, ranks: Sequence[int], quiet: bool, replacing: Replacing) -> None:
         self._quiet, self._ranks, self._replacing = quiet, list(ranks), replacing
         self._look_at = float("inf") if replacing.never else 0.0
+        self._stops = Stops(round(STOPPED_SECONDS / POLL_SECONDS))
         self._printing = threading.Lock()
         self._last_words: dict[int, list[str]] = {rank: [] for rank in ranks}
         self._reasons: dict[int, str] = {}
@@ -184,6 +189,8 @@ class Ranks:
         told: set[int] = set()
         while (len(told) < len(self._processes) or self._replacing.waiting) and time.monotonic() < give_up_at:
             told -= self._replace(control)
+            for rank in self._stops.look(self._pids()):
+                self._report(control, rank, f"it was stopped, and did not go on for {STOPPED_SECONDS:g} s")
             for rank, process in zip(self._ranks, self._processes, strict=True):
                 code = process.poll()
                 if code is None or rank in told:
@@ -230,6 +237,11 @@ class Ranks:
         for rank in started:
             self._processes[self._ranks.index(rank)] = self._start(rank, joins=True)
         return set(started)
+
+    def _pids(self) -> dict[int, int]:
+        """Ranks that run, and their processes, where those are on this machine."""
+        pids = {rank: each.pid for rank, each in zip(self._ranks, self._processes, strict=True) if each.poll() is None}
+        return {rank: pid for rank, pid in pids.items() if pid is not None}
 
     def _start(self, rank: int, joins: bool = False) -> Process:
         """Start the rank's process, `joins` for one that joins a running training; of a launcher that replaces."""

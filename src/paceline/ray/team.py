@@ -70,6 +70,8 @@ class RankActor:
         gently: whether it can ask its process to end; else the actor itself is ended.
     """
 
+    pid = None
+
     def __init__(self, actor: Any, gently: bool) -> None:
         self.actor, self._gently = actor, gently
         self._over = threading.Event()
