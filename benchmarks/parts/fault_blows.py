@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import PacelineError
+from paceline.launch.local import STOPPED_SECONDS as LAUNCHER_SECONDS
 from parts.forked import ForkedRanks
 
 EARLIEST, LATEST = 0.7, 2.7  # seconds after the last has started
 HEARTBEAT_SECONDS, STUCK_SECONDS = 2.0, 2.0
 STOPPED_SECONDS = 20.0
+FAREWELL_SECONDS = 30.0  # for a further worker to end when the run is over
 FULL_SECONDS = 1.0  # then there is room again: only the last checkpoint of a run must not fail
 DISK = "4m"
 POLL_SECONDS = 0.0005
@@ -51,6 +53,7 @@ class Kind:
 NONE, WORKER, RANK_0, SERVER, CONTROL = "nobody", "a worker", "rank 0", "a group server", "the control plane"
 TWO, ALL_BUT_ONE, STOPPED, STUCK = "two workers at once", "all workers but one", "a worker stopped", "a worker stuck"
 NOTICE, JOINING, SAVING, FULL = "a worker told to leave", "a newcomer", "the rank that saves", "the disk, full"
+FIFTH = "nobody, and a fifth worker joins"
 WORKERS = 4
 KINDS: dict[str, Kind] = {
     NONE: Kind("", 0),
@@ -61,10 +64,11 @@ KINDS: dict[str, Kind] = {
     TWO: Kind("kill", 2),
     ALL_BUT_ONE: Kind("kill", WORKERS - 1),
     NOTICE: Kind("tell_to_leave"),
-    STOPPED: Kind("stop", epochs=30, replace=2, terms=BEATS, window=HEARTBEAT_SECONDS),
+    STOPPED: Kind("stop", epochs=30, replace=2, window=LAUNCHER_SECONDS),
     STUCK: Kind(
         "make_stuck", epochs=10, terms={**BEATS, "stuck_timeout": STUCK_SECONDS}, window=2 * STUCK_SECONDS + 1.0
     ),
+    FIFTH: Kind("add_worker", 0),
     JOINING: Kind("kill_newcomer", epochs=12, replace=2),
     SAVING: Kind("kill_while_saving", 0, saves=True),
     FULL: Kind("fill_disk", 0, saves=True),
@@ -72,7 +76,9 @@ KINDS: dict[str, Kind] = {
 
 
 def victims_of(kind: str, servers: int, chance: random.Random) -> list[int]:
-    """Ranks that are struck; none for a run without a fault, and for the control plane or the disk."""
+    """Ranks that are struck, or the one that joins; none for a run without a fault, the control plane or the disk."""
+    if kind == FIFTH:
+        return [WORKERS + servers]
     if kind == SERVER:
         return [WORKERS + chance.randrange(servers)]
     return [0] if kind in (RANK_0, SAVING) else chance.sample(range(WORKERS), KINDS[kind].victims)
@@ -127,6 +133,16 @@ class Blow(threading.Thread):
 
     def tell_to_leave(self) -> None:
         self.send(signal.SIGTERM)
+
+    def add_worker(self) -> None:
+        self.at = time.time()
+        further = self._ranks.join_run()
+        self.over.wait()
+        try:
+            self.hit = further.wait(FAREWELL_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            self.hit = False
+            further.kill()
 
     def make_stuck(self) -> None:
         self.send(signal.SIGUSR1)

@@ -27,7 +27,7 @@ from paceline.record import Event, read_events
 from paceline.run.checkpoint import read_latest
 from paceline.strategies import create
 from paceline.summary import account
-from parts.fault_blows import FULL, KINDS, NONE, NOTICE, SERVER, WORKERS, Blow, small_disk, victims_of
+from parts.fault_blows import FIFTH, FULL, KINDS, NONE, NOTICE, SERVER, WORKERS, Blow, small_disk, victims_of
 from parts.forked import ForkedRanks, Zygote
 from parts.races import say_machine
 
@@ -107,6 +107,7 @@ def one_fault(zygote: Zygote, strategy: str, kind: str, seed: int) -> dict[str, 
             events = read_events(run / "events")
             told = found_in(run)
             told |= {"whole": is_whole(run / "checkpoints")} if way.saves else {}
+            told |= {"stayed": blow.hit} if kind == FIFTH else {}
             words = ranks.last_words(outcome) if not told["samples"] or not outcome.ok else []
     living = [rank for rank in range(WORKERS) if rank not in victims]
     struck = blow.at - float(place.card["origin"])
@@ -169,6 +170,8 @@ def did_as_promised(
     if kind == FULL:
         warned = any("could not be written" in event.get("text", "") for event in events if event["kind"] == "warning")
         return bool(told["whole"]) and warned
+    if kind == FIFTH:
+        return bool(told["stayed"]) and any(each["kind"] == "compute" and each["rank"] in victims for each in events)
     return bool(told.get("whole", True))
 
 

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.control.client import ControlClient
 from paceline.launch.local import Launch, Place, Ranks, end_with_parent
 from paceline.launch.replacing import Replacing
-from paceline.launch.surroundings import JOINS, environment_of
+from paceline.launch.surroundings import JOINS, address_on, environment_of
 
 PROGRAM = Path(__file__).with_name("fault_rank.py")
 READY_SECONDS = 120.0
@@ -137,6 +138,13 @@ class ForkedRanks(Ranks):
         forked = self._zygote.start({"environment": environment, "arguments": list(self._arguments), "log": log})
         self.started.append((rank, forked))
         return forked
+
+    def join_run(self) -> Forked:
+        """A worker more than the run began with, which nobody watches."""
+        secret, world_size = bytes.fromhex(self._place.card["secret"]), self._place.world_size
+        with ControlClient(address_on(self._place.card), secret, world_size) as control:
+            (rank,) = control.enlist(1)
+        return self._start(rank, joins=True)
 
     def log_of(self, rank: int) -> Path:
         return self._place.folder / "logs" / f"rank-{rank:04d}.log"
