@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,13 +24,14 @@ from parts.peers.sessions import NotInstalledError, environment
 
 RANK = Path(__file__).with_name("fault_peer_rank.py")
 OUTCOMES = Path(__file__).parents[1] / "results" / "faults" / "peers.jsonl"
-PEERS = {"ddp": "", "torchft": "torchft", "hivemind": "hivemind"}
-START_SECONDS, RUN_SECONDS = 300.0, 180.0
+PEERS = {"ddp": "", "torchft": "torchft", "torchft-by-hand": "torchft", "hivemind": "hivemind"}
+START_SECONDS, RUN_SECONDS = 120.0, 120.0
 LIGHTHOUSE = (
     "import sys, time; from torchft.coordination import LighthouseServer as L; "
-    "l = L(bind='127.0.0.1:0', min_replicas=1, join_timeout_ms=10000, quorum_tick_ms=100); "
-    "print(l.address().rpartition(':')[2], flush=True); sys.stdin.read()"
+    "l = L(bind='127.0.0.1:0', min_replicas=1, join_timeout_ms=1000, quorum_tick_ms=100, heartbeat_timeout_ms=1000); "
+    "open(sys.argv[1], 'w').write(l.address().rpartition(':')[2] + '\\n'); time.sleep(3600)"
 )
+"""It logs ten times a second, so that a pipe which nobody reads would stop it."""
 
 
 def measure_peers(kills: int) -> None:
@@ -88,21 +88,19 @@ def start(method: str, python: Path, folder: Path, stack: ExitStack) -> list[sub
         return process
 
     program = [str(RANK), method, str(folder)]
-    if method == "ddp":  # without the variable its restart meets the dead attempt's addresses, and fails
+    if method == "ddp":  # without the variable, or on a given port, its restart meets the dead attempt's addresses
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORKERS)]
-        command += ["--max-restarts", "3", "--master-port", str(free_port()), *program]
+        command += ["--standalone", "--max-restarts", "3", *program]
         return [run(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     stack.callback(lambda: store)  # it lives as long as the ranks
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    if method == "torchft":
-        pipe = subprocess.PIPE
-        lighthouse = subprocess.Popen(
-            [str(python), "-c", LIGHTHOUSE], stdin=pipe, stdout=pipe, stderr=log, preexec_fn=end_with_parent
-        )
-        stack.callback(end, lighthouse)
-        assert lighthouse.stdout is not None
-        more["LIGHTHOUSE"] = f"http://127.0.0.1:{lighthouse.stdout.readline().decode().strip()}"
+    if PEERS[method] == "torchft":
+        door = folder / "lighthouse"
+        run([str(python), "-c", LIGHTHOUSE, str(door)])
+        if not wait_until(lambda: door.exists() and door.read_text().endswith("\n"), START_SECONDS):
+            raise SystemExit("torchft's lighthouse does not start.")
+        more["LIGHTHOUSE"] = f"http://127.0.0.1:{door.read_text().strip()}"
     return [run([str(python), *program], RANK=str(rank), **more) for rank in range(WORKERS)]
 
 
@@ -111,13 +109,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Any, seconds: float) -> bool:

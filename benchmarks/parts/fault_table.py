@@ -17,7 +17,12 @@ from parts.faults import STRATEGIES, outcomes
 PAGE = Path(__file__).parents[2] / "docs" / "membership.md"
 MARKED = re.compile(r"(<!-- faults: .*? -->\n).*?(<!-- /faults -->)", re.DOTALL)
 BUSY = 4.0  # of two cores
-LIBRARIES = {"ddp": "torchrun and DDP, all started again", "torchft": "torchft", "hivemind": "hivemind"}
+LIBRARIES = {
+    "ddp": "torchrun and DDP, all started again",
+    "torchft": "torchft, its DDP",
+    "torchft-by-hand": "torchft, gradients added up by hand",
+    "hivemind": "hivemind",
+}
 
 
 def show() -> None:
