@@ -104,6 +104,13 @@ def test_a_further_rank_in_the_place_of_a_lost_one_is_not_on_its_edges() -> None
     check_losses(create("matcha:graph=0-1+2-3/1-2+0-3"), losses)
 
 
+@pytest.mark.parametrize("seed", [719, 3596])
+def test_nobody_is_let_in_when_the_others_have_finished(seed: int) -> None:
+    """One of them leaves on notice while the last round is in flight, and so keeps the run open for rounds that nobody
+    will begin any more."""
+    check_seeds([seed])
+
+
 def test_a_newcomer_may_crash_and_another_may_come() -> None:
     faults = {"crashes": (Crash(at=0.3, rank=1), Crash(at=0.8, rank=1)), "joins": (Join(at=0.4, rank=1),) * 2}
     for seed in range(3):

@@ -226,7 +226,8 @@ class LearningNode(DrivenNode):
         return self._epoch
 
     def _round_applied(self, total: RoundTotal) -> None:
-        self._finished, self.meets = not total.working, False
+        self._finished = self._finished or not total.working  # once it is said, strategies only await what is in flight
+        self.meets = False
         self.books.round_applied(total.settled, total)
         self.last_round, self.here = total.parts[-1][0], total.ranks
         self._count_round(total, self.samples_applied)

@@ -289,7 +289,7 @@ class VirtualRun(Theatre):
 
     def round_applied(self, node: SimulatedNode, total: RoundTotal) -> None:
         now = self.clock.now
-        node.finished, node.bids_farewell, node.here = not total.working, False, total.ranks
+        node.finished, node.bids_farewell, node.here = node.finished or not total.working, False, total.ranks
         applied = sum(count for _, count, _ in total.parts)
         node.samples_applied = self.samples_applied if node.own_rounds else node.samples_applied + applied
         if applied:
@@ -306,7 +306,7 @@ class VirtualRun(Theatre):
             noise = node.learner.noise
             if node.rank == 0 and number % NOISE_EVERY == 0 and noise.value is not None:
                 self.trace.noise(node.rank, now, number, noise.squared_norm, noise.variance)
-            if collective.joining and total.working:
+            if collective.joining and not node.finished:
                 self._let_in = collective
         self._news = True  # told when the rank next needs time: until then the strategy may correct the step
 
