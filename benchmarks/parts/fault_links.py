@@ -22,14 +22,15 @@ PARTED, LOSSY = "the network, cut for 10 s", "a link that loses 5 %, at 100 ms"
 LINK_KINDS = (PARTED, LOSSY)
 HOSTS, PARTED_SECONDS = 2, 10.0
 LINKS = {PARTED: [Link()] * HOSTS, LOSSY: [Link(), Link(1e9, 0.1, 0.05)]}
-EPOCHS = {PARTED: 18, LOSSY: 1}
-TERMS = {PARTED: ["--heartbeat-timeout", f"{HEARTBEAT_SECONDS:g}"], LOSSY: []}
+EPOCHS = {PARTED: 40, LOSSY: 1}
+TERMS = {PARTED: ["--heartbeat-timeout", f"{HEARTBEAT_SECONDS:g}", "--replace", str(WORKERS)], LOSSY: []}
 RANK = Path(__file__).with_name("fault_rank.py")
 LONGEST_SECONDS = 400.0  # a guard against a hang
 
 
 def one_linked_fault(strategy: str, kind: str, seed: int) -> dict[str, Any]:
-    """A run over both hosts. When they are parted the first goes on, with the control plane; on a bad link all do."""
+    """A run over both hosts. When they are parted the first goes on, with the control plane; the workers of the other
+    one come back when it can be reached again. On a bad link all go on."""
     chance, servers, at = random.Random(f"{strategy} {kind} {seed}"), STRATEGIES[strategy], 0.0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -47,7 +48,8 @@ def one_linked_fault(strategy: str, kind: str, seed: int) -> dict[str, Any]:
         words = [line for path in folder.glob("*.log") for line in path.read_text().splitlines()[-3:]]
     lost = sorted({event["rank"] for event in events if event["kind"] == "lost"})
     living, struck = [rank for rank in range(WORKERS) if rank not in lost], at - told.get("began", at)
-    went_on = codes[0] == 0 and (codes[1] != 0 if kind == PARTED else codes[1] == 0 and not lost)
+    back_in = first_after(events, "start", lost, struck) if at else None
+    went_on = codes == [0] * HOSTS and (back_in is not None if kind == PARTED else not lost)
     return {
         "strategy": strategy,
         "kind": kind,
@@ -57,7 +59,7 @@ def one_linked_fault(strategy: str, kind: str, seed: int) -> dict[str, Any]:
         "exact": is_exact(strategy, events, told.get("ledger", {}), told["samples"], living[0]),
         "pause": max(pause(events, rank, struck, bool(servers), HEARTBEAT_SECONDS) for rank in living) if at else None,
         "found_in": first_after(events, "lost", lost, struck) if at else None,
-        "back_in": None,
+        "back_in": back_in,
         "accuracy": told["accuracy"],
         "lost": lost,
         "words": [] if went_on else words,
