@@ -32,6 +32,7 @@ from paceline.launch.surroundings import JOINS, address_on, card_of, environment
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25  # between two looks whether somebody is lost whose process still runs
 STOPPED_SECONDS = 1.0  # until a process that is stopped counts as lost: nobody stops one for less, but to look at it
+STOPPED_LOOKS = round(STOPPED_SECONDS / POLL_SECONDS)
 JOIN_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
 KILL_SECONDS = 5.0  # between asking to end and ending
@@ -167,7 +168,7 @@ class Ranks:
     def __init__(self, ranks: Sequence[int], quiet: bool, replacing: Replacing) -> None:
         self._quiet, self._ranks, self._replacing = quiet, list(ranks), replacing
         self._look_at = float("inf") if replacing.never else 0.0
-        self._stops = Stops(round(STOPPED_SECONDS / POLL_SECONDS))
+        self._stops = Stops(STOPPED_LOOKS)
         self._printing = threading.Lock()
         self._last_words: dict[int, list[str]] = {rank: [] for rank in ranks}
         self._reasons: dict[int, str] = {}
