@@ -77,8 +77,6 @@ def why_not(strategy: str, kind: str) -> str:
         return "without another server nobody could go on"
     if kind not in KINDS:
         return reason_against()
-    if KINDS[kind].how == "kill_newcomer" and not create(strategy).admits:
-        return "it takes no newcomers"
     return "a small disk needs root" if kind == FULL and os.geteuid() else ""
 
 

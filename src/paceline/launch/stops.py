@@ -9,6 +9,14 @@ from pathlib import Path
 STOPPED = "T"  # as `proc(5)` has it; one that a debugger holds is in another state, "t"
 
 
+def state_of_process(pid: int) -> str:
+    """One letter; none for a process that is not there, or on a system that does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 class Stops:
     """Counts in how many looks in a row each process was stopped. Looks and not seconds: when a whole job is suspended
     and resumed, the launcher may be first to go on.
@@ -18,15 +26,15 @@ class Stops:
         state_of: a process by its id; its state.
     """
 
-    def __init__(self, looks: int, state_of: Callable[[int], str] | None = None) -> None:
-        self._looks, self._state_of = looks, state_of or state_of_process
+    def __init__(self, looks: int, state_of: Callable[[int], str] = state_of_process) -> None:
+        self._looks, self._state_of = looks, state_of
         self._seen: Counter[int] = Counter()
 
     def look(self, pids: Mapping[int, int]) -> list[int]:
         """Ranks whose processes are stopped for long by now; each is named once. If all are stopped somebody wanted
         that, and nobody is named.
 
-        >>> stops = Stops(looks=2, state_of={71: "S", 72: "T"}.get)
+        >>> stops = Stops(looks=2, state_of={71: "S", 72: "T"}.__getitem__)
         >>> [stops.look({0: 71, 1: 72}) for _ in range(3)]
         [[], [1], []]
         """
@@ -35,11 +43,3 @@ class Stops:
             stopped = {}
         self._seen = Counter({pid: self._seen[pid] + 1 for pid in stopped.values()})
         return [rank for rank, pid in stopped.items() if self._seen[pid] == self._looks]
-
-
-def state_of_process(pid: int) -> str:
-    """One letter; none for a process that is not there, or on a system that does not tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
