@@ -131,8 +131,10 @@ def test_the_public_surface_is_what_it_was() -> None:
         assert getattr(paceline, name)
 
 
-def test_the_command_does_not_import_torch() -> None:
-    code = "import sys, paceline.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+@pytest.mark.parametrize("module", ["paceline.cli", "paceline.control.__main__"])
+def test_what_must_start_at_once_imports_nothing_large(module: str) -> None:
+    """The command, and the control plane: when that has died, ranks may wait until it is there again."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

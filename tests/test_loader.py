@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
 import paceline
-from paceline.control.ledger import order
 from paceline.errors import PacelineError
+from paceline.rules.order import order
 from paceline.run.loader import LeaseSampler, Loader, SharedOrder, balanced_by
 
 NUMBERS = TensorDataset(torch.arange(20))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control.ledger import order
 from paceline.options import split_name
+from paceline.rules.order import order
 from paceline.strategies import STRATEGIES
 
 ROOT = Path(__file__).parent.parent

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.control.ledger import Ledger, order
+from paceline.control.ledger import Ledger
 from paceline.control.ranges import RangeSet
 from paceline.errors import PacelineError
+from paceline.rules.order import order
 
 RANKS = 3
 ranks = st.integers(0, RANKS - 1)

@@ -191,7 +191,7 @@ with paceline.Run("all-reduce") as run:
 def test_a_run_that_nobody_survives_costs_a_restart_from_the_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from paceline.control.ledger import order
+    from paceline.rules.order import order
     from paceline.run.checkpoint import read
 
     monkeypatch.setattr(command, "FIRST_PAUSE", 0.0)

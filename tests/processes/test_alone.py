@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.control.ledger import order
+from paceline.rules.order import order
 from paceline.run.checkpoint import Checkpoint, read
 from paceline.summary import account
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from kinds import ALL_TOGETHER, TOGETHER
 
-from paceline.control.ledger import order
+from paceline.rules.order import order
 from paceline.run.checkpoint import read
 
 SAMPLES, EPOCHS = 50, 3

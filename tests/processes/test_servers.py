@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.control.ledger import order
+from paceline.rules.order import order
 from paceline.run.checkpoint import read
 from paceline.summary import account
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from paceline.control.ledger import order
 from paceline.race.snapshots import Snapshots
+from paceline.rules.order import order
 from paceline.workloads.workload import Batch, Workload
 from parts.peers.course import OPTIMIZER, WORKERS, PacedDevice, Race, cluster_of, paces
 

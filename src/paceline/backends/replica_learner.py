@@ -16,10 +16,10 @@ from paceline.backends.flat import FlatSum
 from paceline.backends.movement import Movement, Sums, add_up, moved_by_any, take, total
 from paceline.backends.replica import Replica
 from paceline.backends.watch import Watch
-from paceline.control.ledger import order
 from paceline.node import Gradient, Share
 from paceline.rules.learning_rate import Steps, StepScale
 from paceline.rules.noise import NoiseScale
+from paceline.rules.order import order
 
 BackwardPass = Callable[[nn.Module, NDArray[np.int64]], object]
 """Puts the gradient of the mean loss over the data set's items with these indices into the parameters' `.grad`."""

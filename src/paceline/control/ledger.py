@@ -21,23 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from paceline.control.ranges import RangeSet
 from paceline.errors import PacelineError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 ENDLESS = 2**62
 """Stands for "no end": at a million samples a second it lasts 146,000 years."""
-
-
-def order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
-    """The order of the samples in one epoch, the same on every rank."""
-    return np.random.default_rng((seed, epoch)).permutation(samples)
 
 
 class _Holding:

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from paceline.control.ledger import order
 from paceline.errors import PacelineError, no_such
+from paceline.rules.order import order
 from paceline.rules.portions import AHEAD, FILLED, portion
 
 BALANCES = ("samples", "nonzeros")
