@@ -30,6 +30,21 @@ def add_up(group: Collectives, tensor: Tensor) -> CollectiveWork[Tensor]:
     return work
 
 
+def test_alone_a_sum_is_there_at_once_and_is_not_kept_for_ever(hosts: str) -> None:
+    """So a run of one rank takes the same course each time: nothing depends on when a thread of gloo's is through."""
+
+    def act(rank: int, group: Collectives, town: Town) -> list[list[int]]:
+        held = []
+        for number in range(3):
+            tensor = torch.tensor([2.0 + number])
+            work = group.add_up(tensor, tensor.item, "A sum", Care(tensor.clone), round_number=number)
+            assert work.done and work.finish() == 2.0 + number
+            held.append(group.held_rounds)
+        return held
+
+    assert together(act, hosts[:1]) == [[[0], [1], [2]]]
+
+
 def test_what_nobody_holds_is_repeated_without_the_lost_rank(hosts: str) -> None:
     def act(rank: int, group: Collectives, town: Town) -> float:
         add_up(group, torch.tensor([1.0])).finish()

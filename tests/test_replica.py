@@ -9,7 +9,7 @@ import torch
 from pytest import approx
 from torch import nn
 
-from paceline.backends.flat import FlatSum, FreshGradient, in_shape
+from paceline.backends.flat import Brought, FlatSum, FreshGradient, in_shape
 from paceline.backends.replica import TRAILER, Replica
 from paceline.errors import PacelineError
 from paceline.node import Gradient
@@ -438,6 +438,19 @@ def test_memory_comes_back_after_the_step():
         replica.apply(total)
         assert total.values is None
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_memory_comes_back_once(others):
+    """After the step, or, if another rank may need the result until then, when nobody does any more."""
+    replica = replica_of(Two())
+    contribution, _ = replica.contribution(taken(replica, 1, 1.0, 1.0), working=True)
+    brought = Brought(contribution, replica, others, works=lambda: True)
+    brought.is_there()
+    replica.apply(replica.total(contribution)[0])
+    brought.let_go()
+    assert replica.buffer() is contribution
+    assert replica.buffer() is not contribution
 
 
 def test_a_round_in_flight_and_one_in_the_making_have_memory_of_their_own():

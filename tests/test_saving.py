@@ -20,7 +20,10 @@ from paceline.record import read_events
 from paceline.run import checkpoint as module
 from paceline.run.checkpoint import Checkpoint, export, read, read_latest, write
 
-TO_THE_BIT = ["all-reduce", "balanced", "local-sgd", "non-blocking", "d-psgd", "matcha", "ad-psgd"]
+TO_THE_BIT = [
+    *("all-reduce", "balanced", "local-sgd", "non-blocking", "d-psgd", "matcha", "ad-psgd"),
+    *("abs-sgd", *(f"abs-sgd:delay_cure={cure}" for cure in ("none", "extrapolate", "acco"))),
+]
 LONGEST_SECONDS = 60.0
 
 
@@ -63,7 +66,11 @@ def train(out, strategy="all-reduce", *, resume=False, after_round=None, epochs=
 
 
 def checkpoints(run):
-    return sorted((run.folder / "checkpoints").glob("round-*"))
+    return checkpoints_in(run.folder)
+
+
+def checkpoints_in(folder):
+    return sorted((folder / "checkpoints").glob("round-*"))
 
 
 def same(one, other):
@@ -72,18 +79,89 @@ def same(one, other):
 
 @pytest.mark.parametrize("strategy", TO_THE_BIT)
 def test_a_resumed_run_is_to_the_bit_the_run_that_never_stopped(strategy, tmp_path):
-    def save_and_stop(run):
+    """Both save at the same time: for a checkpoint, what `abs-sgd` has in flight is brought in."""
+
+    def save(run):
         if run.node.rounds == 3:
             run.save()
-        elif run.node.rounds > 3 and checkpoints(run):
+
+    def save_and_stop(run):
+        save(run)
+        if run.node.rounds > 3 and checkpoints(run):
             raise StopError
 
-    whole, expected = train(tmp_path / "whole", strategy)
+    whole, expected = train(tmp_path / "whole", strategy, after_round=save)
     with pytest.raises(StopError):
         train(tmp_path / "cut", strategy, after_round=save_and_stop)
     again, seen = train(tmp_path / "cut", strategy, resume=True)
     assert 0 < len(seen) < len(expected) and seen == expected[-len(seen) :]
     assert same(again.model_state(), whole.model_state())
+
+
+# ---- what fits, and what does not
+
+
+def resume_with(tmp_path, model, optimizer, samples=8, **how):
+    """What a run on other data is given to begin with: the checkpoint taken, and the samples of its loop."""
+    with paceline.Run("all-reduce", out=tmp_path / "later") as run:
+        loader = run.loader(TensorDataset(torch.ones(samples, 2)), micro_batch=4, epochs=1)
+        driven = run.optimizer(optimizer(model.parameters(), lr=0.0), model)
+        taken = run.resume(**how)
+        for (x,) in loader:
+            driven.zero_grad()
+            model(x).square().mean().backward()
+            driven.step()
+    return taken, run.node.samples_applied
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of a small model, trained by SGD on 12 samples."""
+    with paceline.Run("abs-sgd", out=tmp_path / "first") as run:
+        model = nn.Linear(2, 1)
+        loader = run.loader(TensorDataset(torch.ones(12, 2)), micro_batch=4, epochs=1)
+        driven = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        for (x,) in loader:
+            driven.zero_grad()
+            model(x).square().mean().backward()
+            driven.step()
+        run.save()
+    return run.folder, model
+
+
+def test_the_weights_alone_can_be_taken(saved, tmp_path):
+    folder, before = saved
+    model = nn.Linear(2, 1)
+    taken, applied = resume_with(tmp_path, model, torch.optim.AdamW, path=folder, weights_only=True)
+    assert taken == checkpoints_in(folder)[-1] and applied == 8
+    assert same(model.state_dict(), before.state_dict())
+
+
+def test_a_run_that_has_no_checkpoint_yet_may_begin_with_the_weights_of_another(saved, tmp_path):
+    folder, before = saved
+    model = nn.Linear(2, 1)
+    with paceline.Run("all-reduce", out=tmp_path / "later") as run:
+        run.loader(TensorDataset(torch.ones(4, 2)), micro_batch=4, epochs=1)
+        run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        assert run.resume() is None
+        assert run.resume(folder, weights_only=True) == checkpoints_in(folder)[-1]
+    assert same(model.state_dict(), before.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "samples", "said"),
+    [(torch.optim.AdamW, 12, "SGD then, AdamW now"), (torch.optim.SGD, 8, "samples 12 then, 8 now")],
+)
+def test_another_optimizer_or_other_data_is_refused(saved, tmp_path, optimizer, samples, said):
+    with pytest.raises(paceline.PacelineError, match=f"{said}(.|\n)*weights_only=True"):
+        resume_with(tmp_path, nn.Linear(2, 1), optimizer, samples, path=saved[0])
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_another_model_is_refused(saved, tmp_path, weights_only):
+    said = r"weight has shape \(1, 2\) in the checkpoint, and has shape \(3, 2\) here"
+    with pytest.raises(paceline.PacelineError, match=said):
+        resume_with(tmp_path, nn.Linear(2, 3), torch.optim.SGD, 12, path=saved[0], weights_only=weights_only)
 
 
 # ---- while training goes on

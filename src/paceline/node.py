@@ -158,6 +158,8 @@ class Node(ABC):
     """The round whose signal ends the micro-batch that is asked for."""
     here: tuple[int, ...]
     """Who takes part, the same on all ranks: those of the last round of all, and newcomers who were let in after it."""
+    saving: bool = False
+    """Whether a checkpoint is taken when the next round of all is applied: see `Strategy.carries`."""
     answers_for: set[int]
     """Workers whose last gradients came to this server: what they had handed in it tells for them, if they are lost."""
     state: dict[str, Any]

@@ -312,6 +312,7 @@ def train_saving(
     save_at: list[int] | None = None,
     resume: bool = False,
     resume_from: str | None = None,
+    weights_only: bool = False,
     told: bool = True,
 ) -> Facts:
     """Save after some rounds and break off when all is saved, or resume; with momentum and a schedule, of which the run
@@ -327,7 +328,7 @@ def train_saving(
         if told:
             run.scheduler(scheduler, every=20)
         if resume:
-            taken = run.resume(resume_from)
+            taken = run.resume(resume_from, weights_only=weights_only)
             found["taken"] = taken and str(taken)
         diary = Diary(run)
 

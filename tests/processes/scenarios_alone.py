@@ -294,9 +294,10 @@ def train_with_newcomers(
     epochs: int = 20,
     killed: tuple[int, str] | None = None,
     further: int = 0,
+    saves: bool = False,
 ) -> Facts:
     """Some ranks kill themselves in their fifth micro-batch; who takes their place stays to the end, or is killed once
-    more in the middle of joining. So many `further` ones come."""
+    more in the middle of joining. So many `further` ones come. `saves`: rank 0 wants a checkpoint all the time."""
     from scenarios import OPTIMIZERS, Diary, Points, linear, squared_error  # only the zygote can find them
 
     model = linear()
@@ -317,6 +318,8 @@ def train_with_newcomers(
             time.sleep(0.1 if missing else 0.004)  # the run must not be over before one comes
             if number == 4 and run.rank in victims and not run.surroundings.joins:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if saves and run.rank == 0:
+                run.save()
             driven.step()
             scheduler.step()
         states = [optimizer.state[each] for each in model.parameters()]  # none where servers make the steps

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.run.checkpoint import read_latest
 from paceline.summary import account
 
 Ranks = Callable[..., Any]
@@ -66,6 +67,17 @@ def test_a_further_rank_takes_part(ranks: Ranks, strategy: str) -> None:
     """More than the run began with."""
     outcome = ranks("train_with_newcomers", 2, strategy=strategy, victims=[], further=1)
     check(outcome, [2], own_momenta=strategy.startswith(REPLICAS))
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "abs-sgd", "abs-sgd:delay_cure=acco", "d-psgd"])
+def test_a_newcomer_comes_while_checkpoints_are_written(ranks: Ranks, strategy: str) -> None:
+    """It may come between the wish for a checkpoint and the round after which it is taken."""
+    outcome = ranks("train_with_newcomers", 3, replaced=1, strategy=strategy, victims=[1], saves=True)
+    if strategy == "d-psgd":  # whose ranks' own steps cannot be compared
+        assert outcome.facts[1]["joined"] and outcome.ledger["used"] == EPOCHS * SAMPLES
+    else:
+        check(outcome, [1])
+    assert read_latest(outcome.folder / "checkpoints")
 
 
 def test_rank_0_and_another_are_replaced(ranks: Ranks) -> None:

@@ -96,7 +96,7 @@ def test_another_strategy_goes_on_with_the_same_model(ranks: Ranks, before: str,
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(ranks: Ranks) -> None:
     options = {"strategy": "abs-sgd", "samples": SAMPLES, "epochs": EPOCHS}
-    first = ranks("train_saving", 2, **options, save_at=[1, 2])
+    first = ranks("train_saving", 2, **options, save_at=[1, 6])
     good, newest = checkpoints(first)
     tensors = newest / "model.safetensors"
     content = bytearray(tensors.read_bytes())
@@ -112,6 +112,20 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(ranks: Ranks)
     third = ranks("train_saving", 2, **options, resume=True, resume_from=str(first.folder), fails=True)
     assert third.codes == [1, 1]
     assert "All 2 checkpoints are damaged" in third.outputs[0]
+
+
+def test_the_weights_alone_go_into_a_run_on_other_data(ranks: Ranks) -> None:
+    first = ranks("train_saving", 2, strategy="abs-sgd", samples=SAMPLES, epochs=EPOCHS, save_at=[1])
+    (path,) = checkpoints(first)
+    saved = read(path).tensors["model"]
+    second = ranks("train_saving", 3, strategy="balanced", samples=30, epochs=1, resume=True, weights_only=True)
+    assert {fact["taken"] for fact in second.facts} == {str(path)}
+    assert second.seen == Counter((0, index) for index in range(30))
+    started = [fact["start"] for fact in second.facts if fact.get("start_applied") == 0]
+    assert started and second.facts[0]["applied"] == 30
+    for start in started:
+        assert start["model"] == {name: tensor.tolist() for name, tensor in saved.items()}
+        assert start["momenta"] == []
 
 
 def test_with_no_checkpoint_the_run_begins_anew(ranks: Ranks, tmp_path: Path) -> None:

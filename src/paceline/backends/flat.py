@@ -182,9 +182,10 @@ class Brought:
             self._copy = None
 
     def let_go(self) -> None:
-        """No other rank can need the result any more."""
-        self.flat.held = False
-        if self.flat.given_back:
+        """No other rank can need the result any more. Where none could have, this rank has given the memory back
+        itself, and it may be in use for something else by now."""
+        was_held, self.flat.held = self.flat.held, False
+        if was_held and self.flat.given_back:
             self._replica.give_back(self.flat)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -16,6 +15,7 @@ from paceline.backends.device import Device
 from paceline.backends.driver import DrivenNode
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import RoundNews, RoundTotal, extra_numbers
+from paceline.backends.task import Task
 from paceline.backends.watch import NOISE_EVERY, Watch
 from paceline.control.client import ControlClient
 from paceline.node import GIVEN_UP, Gradient
@@ -24,25 +24,6 @@ from paceline.rules.learning_rate import AS_SET, Steps, StepScale
 from paceline.rules.speed import Speedometer
 
 log = logging.getLogger("paceline")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a run is about, as its nodes must know it.
-
-    Args:
-        micro_batch: the user's.
-        samples: of the data set.
-        servers: how many ranks, the last ones, serve.
-        survives: whether the strategy goes on without a lost rank.
-        more_to_come: whether a lost rank has left samples that nobody has used.
-    """
-
-    micro_batch: int
-    samples: int
-    servers: int
-    survives: bool
-    more_to_come: Callable[[], bool]
 
 
 class LearningNode(DrivenNode):
@@ -245,7 +226,7 @@ class LearningNode(DrivenNode):
         before, after = self.books.advance(samples_applied)
         news = RoundNews(before, after)
         if total is not None:
-            wishes = (total.saving, total.scheduler_called, total.joining)
+            wishes = (self._saves_after(total), total.scheduler_called, total.joining)
             news = RoundNews(before, after, total.parts[-1][0], *wishes)
         self.rounds += 1
         if total is not None:
@@ -259,6 +240,12 @@ class LearningNode(DrivenNode):
             self._control.report_progress(self.books.progress)
         self._control.report({"rounds": self.rounds, "samples": self.samples_computed})
         self._news = news
+
+    def _saves_after(self, total: RoundTotal) -> bool:
+        """Whether a checkpoint is taken now: a round late if the strategy must bring in first what it carries."""
+        due = total.saving or self.saving
+        self.saving = due and self._task.carries and not self.saving and not self._finished
+        return due and not self.saving
 
     def witness(self, held: int, generation: int) -> None:
         """All who are left have the rounds up to `held`. Nothing of those who were lost by this generation comes after
@@ -360,8 +347,8 @@ class LearningNode(DrivenNode):
 
     def course_so_far(self) -> dict[str, Any]:
         """What all ranks know alike after a round, beside the model: a newcomer takes it over."""
-        noise = self.replica.noise
-        return {"last_round": self.last_round, "here": self.here, "books": self.books.state(), "noise": noise.state()}
+        alike = {"last_round": self.last_round, "here": self.here, "saving": self.saving}
+        return {**alike, "books": self.books.state()}
 
     def bear_witness(self) -> None:
         """All have met, and nobody will come upon anything that a lost rank had sent: the ledger knows what it used."""
@@ -386,10 +373,9 @@ class LearningNode(DrivenNode):
             self.replica.make_room(extra_numbers(seats))
 
     def take_over(self, course: dict[str, Any]) -> None:
-        self.last_round, self.here = course["last_round"], tuple(course["here"])
+        self.last_round, self.here, self.saving = course["last_round"], tuple(course["here"]), course["saving"]
         self.books.restore(course["books"])
         self.make_room(len(self.books.progress))
-        self.replica.noise.restore(course["noise"])
         self._stable = list(self.books.progress)
 
     @property

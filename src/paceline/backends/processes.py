@@ -14,12 +14,13 @@ from paceline.backends.collectives import Collectives, CollectiveWork
 from paceline.backends.driver import NAMING_SECONDS, WaitableWork
 from paceline.backends.flat import Brought, FlatSum
 from paceline.backends.lane import Care
-from paceline.backends.learning_node import LearningNode, Task
+from paceline.backends.learning_node import LearningNode
 from paceline.backends.mailbox import Mailbox, Received
 from paceline.backends.merge_work import MergeWork
 from paceline.backends.movement import Movement
 from paceline.backends.replica import Replica
 from paceline.backends.rounds import FLAGS, RoundTotal, extra_of, settled_by_others
+from paceline.backends.task import Task
 from paceline.control.client import ControlClient
 from paceline.errors import PacelineError
 from paceline.node import FOUND, LOST, WHOLE, Gradient, Message, Share, Work

@@ -13,12 +13,12 @@ import torch
 
 from paceline import __version__
 from paceline.backends.collectives import Collectives
-from paceline.backends.learning_node import Task
 from paceline.backends.mailbox import Mailbox
 from paceline.backends.parting import may_go
 from paceline.backends.peers import ControlPeers
 from paceline.backends.processes import ProcessNode, run_clock
 from paceline.backends.replica import Replica
+from paceline.backends.task import Task
 from paceline.callbacks import Callback, JsonLines
 from paceline.control.membership import NEVER_CAME, ON_NOTICE
 from paceline.control.messages import to_ranges
@@ -98,7 +98,14 @@ class Rank:
             self.recorder,
             now,
             self.check_peers,
-            Task(loader.micro_batch, loader.samples, surroundings.servers, strategy.survives, self._more_to_come),
+            Task(
+                loader.micro_batch,
+                loader.samples,
+                surroundings.servers,
+                strategy.survives,
+                strategy.carries,
+                self._more_to_come,
+            ),
         )
 
     def _meant(self, surroundings: Surroundings, replica: Replica, schedulers: list[str]) -> dict[str, Any]:

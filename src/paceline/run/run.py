@@ -72,7 +72,7 @@ class Run:
     ) -> None:
         self.strategy = create(strategy) if isinstance(strategy, str) else strategy
         self._name, self._out, self._seed, self._join_timeout = name, Path(out), seed, join_timeout
-        self._servers = servers
+        self._servers, self._callbacks = servers, callbacks
         self._surroundings: Surroundings | None = None
         self._replica: Replica | None = None
         self._rates: LearningRates | None = None
@@ -83,7 +83,6 @@ class Run:
         self._resumed, self._notice = Checkpoint(), Notice()
         self.left = False
         """Whether this rank was told to leave, and has: its loop ended before the data did."""
-        self._callbacks = callbacks
         self._after_round: list[Callable[[], None]] = []
         self._mark: list[tuple[Tensor, int]] = []
 
@@ -277,11 +276,12 @@ class Run:
         else:
             self.node.save_wanted = True
 
-    def resume(self, path: str | Path | None = None) -> Path | None:
+    def resume(self, path: str | Path | None = None, *, weights_only: bool = False) -> Path | None:
         """Go on from the newest whole checkpoint. Call it on every rank, after loader and optimizer are made.
 
         Args:
             path: a checkpoint, a run's folder, or None for the last run of this name.
+            weights_only: take the model alone and begin anew with it, on other data or with another optimizer.
 
         Returns:
             The checkpoint taken, or None if there is none: then the run starts from the beginning.
@@ -291,8 +291,8 @@ class Run:
                 "run.resume() comes after run.loader(...) and run.optimizer(...) and before the first micro-batch."
             )
         first = self.rank == 0 and not self.surroundings.joins
-        found = to_resume(path, self.folder, self._data()) if first else None
-        taken = self.surroundings.tell_all("resumed", str(found[0]) if found else "")
+        found = to_resume(path, self.folder, self._replica, None if weights_only else self._data()) if first else None
+        taken = self.surroundings.tell_all(f"resumed {path} {weights_only}", str(found[0]) if found else "")
         if found:
             self._resumed = found[1]
         return Path(taken) if taken else None

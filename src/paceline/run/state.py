@@ -6,7 +6,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.backends.collectives import Collectives
 from paceline.backends.processes import ProcessNode
@@ -66,6 +67,8 @@ def gather(
                 "strategy": {name: value for name, value in node.state.items() if name not in kept},
                 "strategy_name": strategy,
                 "data": data,
+                "optimizer_name": type(node.replica.optimizer).__name__,
+                "noise": node.replica.noise.state(),
                 "samples_applied": node.samples_applied,
                 "rounds": node.rounds,
                 "used": to_spans(settled),
@@ -102,35 +105,66 @@ def restore(saved: Checkpoint, node: ProcessNode, rates: LearningRates, strategy
     rates.load_state_dict(values["scheduler"])
     node.books.applied = node.books.resumed = values["samples_applied"]
     node.rounds = values["rounds"]
+    if "noise" in values:  # checkpoints of 0.1 have not kept it from the beginning
+        node.replica.noise.restore(values["noise"])
     if values["strategy_name"] == strategy:
         node.state.update(saved.tensors.get("strategy", {}) | values["strategy"])
     if node.rank == 0:  # the others keep their own: all ranks with the same dropout would be no dropout
         chance.draw_from(saved.tensors.get("chance", {}), node.parameters.device)
 
 
-def check_same_data(saved: Checkpoint, data: dict[str, Any], path: Path) -> None:
-    """With another order of the samples the checkpoint's account of them would mean nothing."""
-    before = saved.values["data"]
-    different = [f"{key} {before[key]} then, {data[key]} now" for key in data if before[key] != data[key]]
+def check_same_model(saved: Checkpoint, model: nn.Module, path: Path) -> None:
+    """Raise, with the first difference in words, if the weights are another model's."""
+    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    there = {name: tuple(tensor.shape) for name, tensor in saved.tensors["model"].items()}
+    for name in [*here, *there]:
+        if here.get(name) != there.get(name):
+            as_here, as_there = (
+                f"has shape {each[name]}" if name in each else "is not there" for each in (here, there)
+            )
+            raise PacelineError(
+                f"The checkpoint does not fit the model: {name} {as_there} in the checkpoint, and {as_here} here.",
+                where=str(path),
+                remedy="Make the model as it was when the checkpoint was written, or resume another one.",
+            )
+
+
+def check_same_course(saved: Checkpoint, optimizer: Optimizer, data: dict[str, int], path: Path) -> None:
+    """With another order of the samples the checkpoint's account of them would mean nothing, and neither would the
+    state of another optimizer."""
+    then, now = saved.values["data"], data
+    before, here = saved.values.get("optimizer_name", ""), type(optimizer).__name__
+    different = [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]
+    different += [f"{before} then, {here} now"] if before not in ("", here) else []
     if different:
         raise PacelineError(
-            f"The checkpoint was written with other data: {'; '.join(different)}.",
+            f"The checkpoint was written with other data or another optimizer: {'; '.join(different)}.",
             where=str(path),
-            cause="Which samples are still to be used would be lost.",
-            remedy="Resume with the same data set and Run(seed=...).",
+            cause="Which samples are still to be used, or what the optimizer remembers, would be lost.",
+            remedy="Resume with the same data set, Run(seed=...) and optimizer; or take the model alone and begin anew "
+            "with it: run.resume(path, weights_only=True).",
         )
 
 
-def to_resume(path: str | Path | None, folder: Path, data: dict[str, int]) -> tuple[Path, Checkpoint] | None:
-    """The checkpoint to go on from, of the same data.
+def to_resume(
+    path: str | Path | None, folder: Path, replica: Replica, data: dict[str, int] | None
+) -> tuple[Path, Checkpoint] | None:
+    """The checkpoint to go on from, of the same model.
 
     Args:
         path: a checkpoint, a run's folder, or None for the last run beside this one.
         folder: of this run.
-        data: see `gather`.
+        replica: the model and its optimizer.
+        data: see `gather`; None takes the weights alone, into the model at once, and leaves nothing to go on from.
     """
     folders = [Path(path)] if path is not None else sorted(folder.parent.glob("*"), reverse=True)
     found = checkpoint.newest(folders, must_exist=path is not None)
-    if found:
-        check_same_data(found[1], data, found[0])
-    return found
+    if found is None:
+        return None
+    taken, saved = found
+    check_same_model(saved, replica.model, taken)
+    if data is not None:
+        check_same_course(saved, replica.optimizer, data, taken)
+        return taken, saved
+    replica.model.load_state_dict(saved.tensors["model"])
+    return taken, Checkpoint()

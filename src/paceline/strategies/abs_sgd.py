@@ -64,6 +64,7 @@ class AbsSgd(RoundsOfGradients):
     name: ClassVar[str] = "abs-sgd"
     survives: ClassVar[bool] = True
     admits: ClassVar[bool] = True
+    carries: ClassVar[bool] = True
     trigger: str = "vote"
     target: int | str = ""
     min_micro_batches: int = 0
@@ -105,6 +106,10 @@ class AbsSgd(RoundsOfGradients):
             in_flight = node.all_reduce(batch, note=node.seconds_per_sample)
             round_number += 1
             node.state["round"] = round_number
+            if node.saving:  # a checkpoint holds no gradients: nothing may be in flight
+                steps.apply(await in_flight)
+                steps.begin_anew()
+                in_flight = None
         if in_flight:
             steps.apply(await in_flight)
 

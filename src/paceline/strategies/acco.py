@@ -19,8 +19,15 @@ from paceline.strategies.delayed_steps import DelayedSteps
 
 
 async def train_in_halves(node: Node, steps: DelayedSteps) -> None:
-    first_half = node.all_reduce(await _half(node, steps, None), note=node.seconds_per_sample)  # at x_0, which is x̃_0
+    first_half = None
     while not node.finished:
+        if not first_half:  # at x_0, which is x̃_0
+            first_half = node.all_reduce(await _half(node, steps, None), note=node.seconds_per_sample)
+        if node.saving:  # a checkpoint holds no gradients: nothing may be in flight
+            steps.apply(await first_half)
+            steps.begin_anew()
+            first_half = None
+            continue
         batch = await _half(node, steps, first_half)
         total = await first_half
         second_half = node.all_reduce(batch, note=node.seconds_per_sample)  # at x_t
@@ -29,7 +36,8 @@ async def train_in_halves(node: Node, steps: DelayedSteps) -> None:
         total += await second_half
         steps.apply(total)
         first_half = node.all_reduce(batch, note=node.seconds_per_sample)  # at x̃_{t+1}
-    steps.apply(await first_half)
+    if first_half:
+        steps.apply(await first_half)
 
 
 async def _half(node: Node, steps: DelayedSteps, in_flight: Work[Gradient] | None) -> Gradient:

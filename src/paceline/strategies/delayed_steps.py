@@ -46,11 +46,16 @@ class DelayedSteps:
         self._rule = automatic if options.lr_rule == "auto" else options.lr_rule
         self._reference = options.reference_batch or node.world_size * node.micro_batch
         self._largest_scale = options.max_lr_scale if options.reference_batch else 1.0  # nobody said that more would do
-        self.scale: StepScale = AS_SET
-        self._own, self._others = 0, float(node.world_size)  # own samples, and how many times that the round had
-        self._last_owns = (0,) * SETTLED  # own samples of the last rounds
         self._probe, self._steps, self._guards = CurvatureProbe(), 0, self.cure in ("none", "extrapolate")
-        self.micro_batch, self.least_of_a_round = node.micro_batch, 1
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """With nothing in flight, and nothing known of the others: at the start, and from a checkpoint on, so that a
+        run that goes on takes the same course as one that is resumed."""
+        self.scale: StepScale = AS_SET
+        self._own, self._others = 0, float(self._node.world_size)  # own samples, and how many times that the round had
+        self._last_owns = (0,) * SETTLED  # own samples of the last rounds
+        self.micro_batch, self.least_of_a_round = self._node.micro_batch, 1
 
     def look_ahead(self, own: Gradient) -> None:
         """Before the worker's part of a round leaves: compute from now on where it leads."""

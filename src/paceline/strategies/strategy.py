@@ -24,6 +24,10 @@ class Strategy(ABC):
     """Whether it steps with fresh gradients of all workers, after waiting for all of them."""
     survives: ClassVar[bool] = False
     """Whether it goes on when a rank is lost: then `node.receive` brings a message `lost` from it, after all others."""
+    carries: ClassVar[bool] = False
+    """Whether a round is applied when gradients of the next one are computed already. Then a checkpoint, which holds no
+    gradients, is taken a round after it is wished for: meanwhile `node.saving` is true, and the strategy applies that
+    round before it computes anything for another."""
     admits: ClassVar[bool] = False
     """Whether a rank can take part from a round of all on, in the place of a lost one or as a further one. For that
     nothing is in flight when a round is applied and the next has not begun, and what ranks must know alike of the
