@@ -4,25 +4,31 @@
 
 Two ranks on two cores, real compute, no sleeping, an MLP of a million parameters. DDP and the strategies take turns in
 the same processes, so that a change of the machine's load hits all of them; the figure is the median of the ratios of
-neighbouring turns. Beside it stands what it takes to be ready for the loss of a rank while nobody is lost: to look
-around, to number collectives, to keep what was brought and what came of it, to tell how far the run has come; with what
-the stopwatch itself takes. The second part gives a loop of 5 ms micro-batches to one rank: plain, with an all-reduce
-written by hand, and with Paceline; and it times the strategy and its driver alone, without what the node does for them.
+neighbouring turns. Beside it stands what it takes to be ready for the loss of a rank while nobody is lost: on the
+rank's own thread to look around, to number collectives, to keep what was brought and what came of it, to tell how far
+the run has come, with what the stopwatch itself takes; the two threads of a rank's line to the control plane
+(heartbeats, leases); and the control plane's process, whose time all ranks share. The second part gives a loop of 5 ms
+micro-batches to one rank: plain, with an all-reduce written by hand, and with Paceline; and it times the strategy and
+its driver alone, without what the node does for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
 import tempfile
+import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from parts.fault_blows import control_planes
 from parts.ranks import launch, own_control_plane
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,21 +72,47 @@ def train_ddp(data: TensorDataset) -> float:
     return len(data) / (time.perf_counter() - began)
 
 
-def train_paceline(strategy: str, data: TensorDataset, folder: Path) -> float:
-    """Samples a second of all ranks together under Paceline."""
+@dataclass
+class Beside:
+    """Processor seconds, so far, of what works beside the training for its safety."""
+
+    threads: float
+    control_plane: float
+
+    @classmethod
+    def now(cls) -> Beside:
+        """Of this rank's line to the control plane; and of the control plane, if it is this rank's child."""
+        lines = [each for each in threading.enumerate() if each.name.startswith("paceline-control")]
+        threads = sum(time.clock_gettime(time.pthread_getcpuclockid(each.ident or 0)) for each in lines)
+        return cls(threads, sum(map(processor_seconds, control_planes(os.getpid()))) if dist.get_rank() == 0 else 0.0)
+
+    def shares(self, before: Beside, seconds: float) -> tuple[float, float]:
+        """Of the time of a rank."""
+        ranks = dist.get_world_size()
+        return (self.threads - before.threads) / seconds, (self.control_plane - before.control_plane) / seconds / ranks
+
+
+def processor_seconds(pid: int) -> float:
+    """Of another process: the kernel's clock of it, as clock_getcpuclockid(3) names it."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def train_paceline(strategy: str, data: TensorDataset, folder: Path) -> tuple[float, tuple[float, float]]:
+    """Samples a second of all ranks together under Paceline, and what share of the time safety takes beside."""
     model = million_parameters()
-    began = 0.0
+    began, before = 0.0, Beside(0.0, 0.0)
     with paceline.Run(strategy, out=folder) as run:
         loader = run.loader(data, micro_batch=MICRO_BATCH, epochs=1)
         optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
         for x, y in loader:
             if not began:
                 dist.barrier()
-                began = time.perf_counter()
+                began, before = time.perf_counter(), Beside.now()
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-        return len(data) / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return len(data) / seconds, Beside.now().shares(before, seconds)
 
 
 def readiness() -> tuple[Stopwatch, Stopwatch]:
@@ -110,7 +142,7 @@ def rank_main(rounds: int, out: Path) -> None:
     whole, inside = readiness()
     for turn in range(rounds + 1):
         speeds = {}
-        shares = dict.fromkeys(CONTENDERS, 0.0)
+        shares: dict[str, tuple[float, ...]] = dict.fromkeys(CONTENDERS, (0.0, 0.0, 0.0))
         for contender in CONTENDERS:
             dist.barrier()
             if contender == "ddp":
@@ -118,33 +150,35 @@ def rank_main(rounds: int, out: Path) -> None:
             else:
                 own_control_plane(f"{turn}-{contender}")
                 whole.seconds = inside.seconds = 0.0
-                speeds[contender] = train_paceline(contender, data, out / "runs")
-                shares[contender] = (whole.seconds - inside.seconds) * speeds[contender] / len(data)
+                speeds[contender], beside = train_paceline(contender, data, out / "runs")
+                shares[contender] = ((whole.seconds - inside.seconds) * speeds[contender] / len(data), *beside)
         if turn:  # the first is the warm-up
-            lines.append(" ".join(map(str, [*speeds.values(), *shares.values()])))
+            lines.append(json.dumps({"speeds": list(speeds.values()), "shares": shares}))
     if dist.get_rank() == 0:
-        (out / "speeds.txt").write_text("\n".join(lines))
+        (out / "turns.jsonl").write_text("\n".join(lines))
     dist.destroy_process_group()
 
 
 def against_ddp(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as out:
         launch(__file__, ["--rank-of", out, "--rounds", str(rounds)], world_size=2)
-        rows = [[float(v) for v in line.split()] for line in (Path(out) / "speeds.txt").read_text().splitlines()]
+        rows = [json.loads(line) for line in (Path(out) / "turns.jsonl").read_text().splitlines()]
     print(
         f"Two equal ranks, MLP of {sum(p.numel() for p in million_parameters().parameters()):,} parameters, "
         f"micro-batch {MICRO_BATCH}, {len(rows)} alternating turns"
     )
     for place, contender in enumerate(CONTENDERS):
-        speeds = [row[place] for row in rows]
-        ratios = sorted(row[place] / row[0] for row in rows)
+        speeds = [row["speeds"][place] for row in rows]
+        ratios = sorted(row["speeds"][place] / row["speeds"][0] for row in rows)
         print(
             f"  {contender:12} {statistics.median(speeds):9.0f} samples/s   of DDP: median "
             f"{statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}"
         )
-    for place, contender in list(enumerate(CONTENDERS, len(CONTENDERS)))[1:]:
-        ready = statistics.median(row[place] for row in rows)
-        print(f"  {contender:12} ready for a loss: {ready:.2%} of the time")
+    for contender in CONTENDERS[1:]:
+        own, threads, service = (statistics.median(row["shares"][contender][part] for row in rows) for part in range(3))
+        whole = statistics.median(sum(row["shares"][contender]) for row in rows)
+        parts = f"{own:.2%} on its own thread, {threads:.2%} on others, {service:.2%} for the control plane"
+        print(f"  {contender:12} ready for a loss: {whole:.2%} of a rank's time: {parts}")
 
 
 class Stopwatch:

@@ -34,13 +34,14 @@ def show() -> None:
 
 def by_strategy(found: Sequence[dict[str, Any]]) -> list[str]:
     lines = ["| strategy | SIGKILL of a worker: went on | each sample once | pause, s: median, 90 %, longest |"]
-    lines[0] += " accuracy | undisturbed |"
-    lines.append("|---" * 6 + "|")
+    lines[0] += " accuracy | undisturbed | difference, the same seeds |"
+    lines.append("|---" * 7 + "|")
     for strategy in STRATEGIES:
         of_it = [each for each in found if each["strategy"] == strategy]
         killed, alone = ([each for each in of_it if each["kind"] == kind] for kind in (WORKER, NONE))
         if killed:
-            lines.append(f"| `{strategy}` | {row(killed)} | {accuracy(killed)} | {accuracy(alone)} |")
+            figures = f"{accuracy(killed)} | {accuracy(alone)} | {difference(killed, alone)}"
+            lines.append(f"| `{strategy}` | {row(killed)} | {figures} |")
     return lines
 
 
@@ -90,6 +91,16 @@ def spread(numbers: Sequence[float | None]) -> str:
 
 
 def accuracy(tries: Sequence[dict[str, Any]]) -> str:
-    scores = [each["accuracy"] for each in tries if each["ok"]]
+    return mean_and_deviation([each["accuracy"] for each in tries if each["ok"]])
+
+
+def difference(killed: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> str:
+    """Of the accuracies of runs on the same data, from the same weights."""
+    undisturbed = {each["seed"]: each["accuracy"] for each in alone if each["ok"]}
+    both = [each for each in killed if each["ok"] and each["seed"] in undisturbed]
+    return mean_and_deviation([each["accuracy"] - undisturbed[each["seed"]] for each in both], sign="+")
+
+
+def mean_and_deviation(scores: Sequence[float], sign: str = "") -> str:
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
-    return f"{statistics.mean(scores):.3f} ± {deviation:.3f}" if scores else "–"
+    return f"{statistics.mean(scores):{sign}.3f} ± {deviation:.3f}" if scores else "–"
