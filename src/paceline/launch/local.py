@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
 from paceline.control.client import ControlClient
 from paceline.control.membership import ON_NOTICE
@@ -36,6 +36,9 @@ STOPPED_LOOKS = round(STOPPED_SECONDS / POLL_SECONDS)
 JOIN_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # after the first death: time for the others to say what they noticed
 KILL_SECONDS = 5.0  # between asking to end and ending
+NOBODY: Final[dict[str, Any]] = dict.fromkeys(("left", "present", "joining", "servers"), ())
+GONE: Final[dict[str, Any]] = {**NOBODY, "lost": {}, "survives": False, "admits": False}
+"""What can be known of a run whose control plane is gone for good: nobody can go on."""
 LAST_LINES = 200  # of a rank's errors: a long traceback, and what was said before it
 
 
@@ -168,6 +171,7 @@ class Ranks:
     def __init__(self, ranks: Sequence[int], quiet: bool, replacing: Replacing) -> None:
         self._quiet, self._ranks, self._replacing = quiet, list(ranks), replacing
         self._look_at = float("inf") if replacing.never else 0.0
+        self._last_known = GONE
         self._stops = Stops(STOPPED_LOOKS)
         self._printing = threading.Lock()
         self._last_words: dict[int, list[str]] = {rank: [] for rank in ranks}
@@ -200,7 +204,7 @@ class Ranks:
                 if code != 0:
                     how = self._reasons.get(rank) or _in_words(code)
                     self._report(control, rank, how)
-                    if self._replacing.plan(rank, how, _status(control), time.monotonic()):
+                    if self._replacing.plan(rank, how, self._status(control), time.monotonic()):
                         continue
                     first_failed = rank if first_failed is None else first_failed
                     failed.add(rank)
@@ -209,7 +213,8 @@ class Ranks:
             time.sleep(POLL_SECONDS)
         self.end_all()
         codes = [process.returncode for process in self._processes]
-        state = _status(control)
+        self._status(control)
+        state = self._last_known  # the run may be over, and its control plane, on another host, gone
         left = sorted(int(rank) for rank, why in state["lost"].items() if why == ON_NOTICE)
         stayed = any(code == 0 and rank not in left for rank, code in zip(self._ranks, codes, strict=True))
         lost = sorted({*map(int, state["lost"])} - {*left}) if state["survives"] and stayed else []
@@ -231,7 +236,7 @@ class Ranks:
         """End those who are lost and do not know it, and start again whose turn it is; who was started."""
         if time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
-            for rank in self._replacing.stranded(_status(control)):
+            for rank in self._replacing.stranded(self._status(control)):
                 if rank in self._ranks:
                     self._processes[self._ranks.index(rank)].kill()
         started = self._replacing.due(time.monotonic())
@@ -255,10 +260,18 @@ class Ranks:
 
     def _goes_on(self, control: Control, ended: set[int], one_failed: bool) -> bool:
         """Whether nobody has failed, or the run survives that; and not all that still runs is lost, one that hangs
-        say."""
-        state, running = _status(control), set(self._ranks) - ended
+        say, and has no successor."""
+        state, coming = self._status(control), self._replacing.coming
+        running = set(self._ranks) - ended | coming
         survives, lost = bool(state["survives"]), {int(r) for r, why in state["lost"].items() if why != ON_NOTICE}
-        return (not one_failed and not lost) or (survives and not running <= lost)
+        return (not one_failed and not lost) or (survives and not running <= lost - coming)
+
+    def _status(self, control: Control) -> dict[str, Any]:
+        try:
+            self._last_known = control.status()
+        except PacelineError:
+            return GONE
+        return self._last_known
 
     def end_all(self) -> None:
         """Ask every child that still runs to end, then make it; wait until their output is read."""
@@ -326,13 +339,6 @@ class Children(Ranks):
                 log.flush()
             self._hear(rank, line, target)
         stream.close()
-
-
-def _status(control: Control) -> dict[str, Any]:
-    try:
-        return control.status()
-    except PacelineError:  # it is gone for good, and nobody can go on
-        return {"lost": {}, "left": [], "survives": False, "admits": False, "present": [], "joining": [], "servers": []}
 
 
 def _first(state: dict[str, Any], failed: set[int], first_seen: int | None) -> int | None:

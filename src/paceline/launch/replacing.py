@@ -27,6 +27,8 @@ class Replacing:
         self._times: Counter[int] = Counter()
         self._due: dict[int, float] = {}
         self._took_part: set[int] = set()
+        self.coming: set[int] = set()
+        """Ranks whose successors are due, or on their way into the run: to the others those are still lost."""
 
     @property
     def never(self) -> bool:
@@ -39,6 +41,7 @@ class Replacing:
 
     def plan(self, rank: int, how: str, state: dict[str, Any], now: float) -> bool:
         """A rank's process has ended with an error; whether another will take its place."""
+        self.coming.discard(rank)
         others = {*state["present"]} - {*state["joining"], rank}
         if self._done >= self._most or not state["admits"] or not others:
             return False
@@ -51,6 +54,7 @@ class Replacing:
         self._times[rank] += 1
         self._done += 1
         self._took_part.discard(rank)
+        self.coming.add(rank)
         when = f" in {pause:g} s" if pause else ""
         again = f"it is started again{when}, to join the run ({self._done} of {self._most})"
         print(f"Rank {rank} was lost ({how}); {again}.", file=sys.stderr, flush=True)
@@ -67,5 +71,7 @@ class Replacing:
         """Ranks that took part and were lost: their processes, if they still run, are of no use to anybody."""
         gone = {int(rank): why for rank, why in state["lost"].items()}
         stranded = [rank for rank in self._took_part if gone.get(rank, ON_NOTICE) != ON_NOTICE]
-        self._took_part |= {*state["present"]} - gone.keys()
+        here = {*state["present"]} - gone.keys()
+        self._took_part |= here
+        self.coming -= here
         return stranded
