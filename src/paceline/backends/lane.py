@@ -122,7 +122,7 @@ class Flight:
         return self.held
 
     def hold(self) -> None:
-        self.held = True
+        self.held, self._work = True, None
         self.care.is_there()
 
     def wait(self, seconds: float) -> None:

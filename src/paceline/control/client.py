@@ -57,6 +57,9 @@ class ControlClient:
         self.left: set[int] = set()
         self.joining: set[int] = set()
         """Ranks that wait to take part; among the lost until then."""
+        self.membership = (0, frozenset[int](), frozenset[int](), 0)
+        """Its generation, the ranks that are lost and that have left, and how many numbers of ranks there are, as of
+        one moment: ranks look at it after every micro-batch."""
         self.admitted_in = 0
         """The generation in which newcomers took part for the last time."""
         self._metrics: Metadata = {}
@@ -91,13 +94,6 @@ class ControlClient:
         thread.start()
 
     # ---- membership
-
-    @property
-    def membership(self) -> tuple[int, frozenset[int], frozenset[int], int]:
-        """Its generation, the ranks that are lost and that have left, and how many numbers of ranks there are, as of
-        one moment."""
-        with self._lock:
-            return self.generation, frozenset(self.lost), frozenset(self.left), len(self.roster)
 
     @property
     def takes_part(self) -> bool:
@@ -348,7 +344,9 @@ class ControlClient:
             fresh = {rank: reason for rank, reason in lost.items() if rank not in self.lost}
             self.roster = [(place[0], place[1]) if place else None for place in news["roster"]]
             self.left, self.joining = set(news["left"]), set(news["joining"])
-            self.lost, self.generation, self.admitted_in = lost, news["generation"], news["admitted_in"]
+            self.lost, self.admitted_in = lost, news["admitted_in"]
+            self.membership = (news["generation"], frozenset(lost), frozenset(self.left), len(self.roster))
+            self.generation = news["generation"]  # last: whoever reads it without the lock finds all the rest
         if fresh and self._on_lost is not None:
             self._on_lost(fresh)
 

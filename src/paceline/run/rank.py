@@ -147,6 +147,8 @@ class Rank:
         on without it. Raises as well if nobody can tell this rank any more: then it is lost itself."""
         self._control.check()
         self._control.attention.look()
+        if not (seconds or self._control.lost or self._unexplained):
+            return  # after nearly every micro-batch
         deadline = time.monotonic() + seconds
         while not self._control.lost.keys() - self._told and time.monotonic() < deadline:
             time.sleep(0.02)
