@@ -80,7 +80,7 @@ class Run:
         self._rank: Rank | None = None
         self._driver: Driver | None = None
         self._abortable: Abortable | None = None
-        self._resumed, self._notice = Checkpoint(), Notice()
+        self._resumed, self._resumes, self._notice = Checkpoint(), 0, Notice()
         self.left = False
         """Whether this rank was told to leave, and has: its loop ended before the data did."""
         self._after_round: list[Callable[[], None]] = []
@@ -292,9 +292,9 @@ class Run:
             )
         first = self.rank == 0 and not self.surroundings.joins
         found = to_resume(path, self.folder, self._replica, None if weights_only else self._data()) if first else None
-        taken = self.surroundings.tell_all(f"resumed {path} {weights_only}", str(found[0]) if found else "")
-        if found:
-            self._resumed = found[1]
+        self._resumes += 1  # of each, all ranks hear; a path may be another one on each host
+        taken = self.surroundings.tell_all(f"resumed {self._resumes}", str(found[0]) if found else "")
+        self._resumed = found[1] if found else self._resumed
         return Path(taken) if taken else None
 
     def model_state(self) -> dict[str, Tensor]:
