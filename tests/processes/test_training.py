@@ -158,7 +158,7 @@ def test_a_schedule_goes_by_samples_on_all_ranks(ranks: Ranks, strategy: str, ev
         assert fact["rates"][-1] == outcome.facts[0]["rates"][-1] and fact["rates"][-1][1] < 0.05
 
 
-@pytest.mark.parametrize("strategy", [name if name == "adaptive-sgd" else SHORT.get(name, name) for name in TRIED])
+@pytest.mark.parametrize("strategy", [SHORT.get(name, name) for name in TRIED])
 def test_gradients_that_are_no_numbers_are_dropped_and_counted(ranks: Ranks, strategy: str) -> None:
     outcome = ranks("train", 2, strategy=strategy, samples=SAMPLES, bad=5, epochs=3)
     assert_alike(outcome)
